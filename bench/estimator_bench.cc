@@ -13,15 +13,15 @@
 #include <nlohmann/json.hpp>
 
 #include "attention/reference/diagnostics.h"
-#include "bench/parts/scan_masses.h"
+#include "bench/selection/scan_masses.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
 #include "decoder/attention/local_attention.h"
 #include "decoder/attention/put_attention.h"
 #include "decoder/checkpoint/checkpoint.h"
 #include "decoder/checkpoint/tokenizer.h"
 #include "decoder/model/model.h"
 #include "demo/document.h"
+#include "measure/timing/json_file.h"
 #include "runtime/store/local_store.h"
 
 namespace prefixd::bench {

@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "bench/prompts/bench_prompt.h"
-#include "bench/prompts/prompt_queries.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
+#include "measure/prompts/bench_prompt.h"
+#include "measure/prompts/prompt_queries.h"
+#include "measure/timing/json_file.h"
 
 namespace prefixd::bench {
 namespace {

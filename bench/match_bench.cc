@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "bench/prompts/bench_prompt.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
 #include "bench/support/slow_engine.h"
+#include "measure/prompts/bench_prompt.h"
+#include "measure/timing/json_file.h"
 #include "storage/store/open_store.h"
 
 namespace prefixd::bench {

@@ -18,11 +18,11 @@
 
 #include "bench/model/decode.h"
 #include "bench/model/prefill.h"
-#include "bench/parts/daemon_child.h"
+#include "bench/steps/daemon_child.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
 #include "decoder/attention/spliced_attention.h"
 #include "decoder/checkpoint/checkpoint.h"
+#include "measure/timing/json_file.h"
 
 namespace prefixd::bench {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
-#include "bench/support/statistics.h"
+#include "measure/timing/json_file.h"
+#include "measure/timing/statistics.h"
 #include "runtime/work/thread_pool.h"
 
 namespace prefixd::bench {

@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/parts/prefetch_steps.h"
 #include "bench/prompts/head_trace.h"
 #include "bench/prompts/retrieval_trace.h"
 #include "bench/prompts/trace_options.h"
+#include "bench/steps/prefetch_steps.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
+#include "measure/timing/json_file.h"
 
 namespace prefixd::bench {
 namespace {

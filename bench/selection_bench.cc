@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/parts/selection_cases.h"
-#include "bench/parts/sharing_cases.h"
 #include "bench/prompts/trace_options.h"
+#include "bench/selection/selection_cases.h"
+#include "bench/selection/sharing_cases.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
+#include "measure/timing/json_file.h"
 
 namespace prefixd::bench {
 namespace {

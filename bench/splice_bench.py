@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python")]
 
 import torch  # noqa: E402
 from model_text import token_ids  # noqa: E402
+from run_facts import ratios, run_facts, spread  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache  # noqa: E402
 
 import prefixd  # noqa: E402
@@ -33,37 +34,8 @@ from prefixd.errors import Infeasible  # noqa: E402
 from prefixd.transformers import Splice  # noqa: E402
 
 
-def spread(samples: list[float]) -> dict[str, float]:
-    ordered = sorted(samples)
-
-    def at(p: float) -> float:
-        return ordered[round(p * (len(ordered) - 1))]
-
-    return {"median": at(0.5), "p25": at(0.25), "p75": at(0.75)}
-
-
-def ratios(a: list[float], b: list[float]) -> dict[str, float]:
-    return spread([x / y for x, y in zip(a, b, strict=True)])
-
-
 def show(what: str, s: dict[str, float], unit: str) -> None:
     print(f"  {what:<52} {s['median']:9.3f} {unit:<6} ({s['p25']:.3f} .. {s['p75']:.3f})", flush=True)
-
-
-def run_facts(build: Path) -> dict[str, str]:
-    said = subprocess.run([build / "bin/prefixd", "--version"], capture_output=True, text=True, check=True).stdout
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
-                            capture_output=True, text=True, check=True).stdout.strip()
-    changed = subprocess.run(["git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no"],
-                             capture_output=True, text=True, check=True).stdout.strip()
-    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-             if line.startswith("model name")]
-    return {
-        "program": "splice_bench.py", "command": " ".join(["splice_bench.py", *sys.argv[1:]]),
-        "commit": commit + (", with changes" if changed else ""), "daemon": said.split("\n")[0],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} cores",
-    }
 
 
 class Daemon:
@@ -134,7 +106,7 @@ class Bench:
         if longest > min(self.ids.shape[1], self.model.config.max_position_embeddings):
             raise SystemExit(f"splice_bench: {longest} tokens are beyond the text or the model")
         self.daemon = Daemon(args.build, args.tier_mib)
-        self.out: dict[str, Any] = {"run": run_facts(args.build), "lengths": [], "ratios": {}}
+        self.out: dict[str, Any] = {"run": run_facts(args.build, "splice_bench.py"), "lengths": [], "ratios": {}}
         self.tenants = 0
 
     def splice(self) -> Splice:

@@ -23,11 +23,11 @@
 #include "bench/attention/passes.h"
 #include "bench/attention/timing.h"
 #include "bench/attention/what_is_read.h"
-#include "bench/parts/step_modes.h"
 #include "bench/prompts/head_trace.h"
 #include "bench/prompts/traced_store.h"
+#include "bench/steps/step_modes.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
+#include "measure/timing/json_file.h"
 #include "runtime/store/local_store.h"
 #include "runtime/work/thread_pool.h"
 

@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "attention/rows/rows.h"
-#include "bench/parts/busy_processes.h"
-#include "bench/parts/daemon_child.h"
-#include "bench/parts/ring_floor.h"
-#include "bench/prompts/synthetic_kv.h"
+#include "bench/steps/busy_processes.h"
+#include "bench/steps/daemon_child.h"
+#include "bench/steps/ring_floor.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/json_file.h"
+#include "measure/prompts/synthetic_kv.h"
+#include "measure/timing/json_file.h"
 #include "prefixd/client.h"
 
 namespace prefixd::bench {

@@ -13,16 +13,16 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "bench/parts/attach_time.h"
-#include "bench/parts/encoding_error.h"
-#include "bench/parts/step_reads.h"
-#include "bench/parts/storage_speed.h"
-#include "bench/parts/stored_reads.h"
-#include "bench/prompts/bench_prompt.h"
 #include "bench/prompts/trace_options.h"
+#include "bench/storage/encoding_error.h"
+#include "bench/storage/step_reads.h"
+#include "bench/storage/stored_reads.h"
 #include "bench/support/bench_main.h"
-#include "bench/support/fio.h"
-#include "bench/support/json_file.h"
+#include "measure/disk/attach_time.h"
+#include "measure/disk/fio.h"
+#include "measure/disk/storage_speed.h"
+#include "measure/prompts/bench_prompt.h"
+#include "measure/timing/json_file.h"
 
 namespace prefixd::bench {
 namespace {

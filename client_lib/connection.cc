@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "client_lib/open_tls.h"
 #include "protocol/step_frame.h"
 
 namespace prefixd {
@@ -46,6 +47,7 @@ Result<std::shared_ptr<Connection>> Connection::Open(const Address& address,
       Socket::Clock::now() + std::chrono::milliseconds(options.connect_timeout_ms);
   std::shared_ptr<Connection> connection(new Connection);
   PREFIXD_ASSIGN(connection->socket_, Socket::Connect(address, deadline));
+  if (address.tls) PREFIXD_TRY(StartTls(address, options, deadline, &connection->socket_));
   connection->call_timeout_ms_ = options.connect_timeout_ms;  // until hello is answered
   ConnectOptions hello = options;
   hello.shared_memory = options.shared_memory && address.kind == Address::Kind::kUnix;

@@ -15,34 +15,49 @@ constexpr auto kLongestPause = std::chrono::milliseconds(100);
 
 Result<std::shared_ptr<Connection>> Link::Live() {
   std::lock_guard lock(mutex_);
-  if (connection_ && connection_->alive()) return connection_;
-  const auto now = Clock::now();
-  if (connection_ && !away_since_) away_since_ = now;
-  const auto until =
-      away_since_ ? *away_since_ + std::chrono::milliseconds(options_.reconnect_ms) : now;
-  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    auto opened = Connection::Open(address_, options_);
-    if (opened.ok()) {
-      connection_ = *std::move(opened);
-      away_since_.reset();
-      return connection_;
-    }
-    // Any other refusal than silence would be repeated.
-    if (opened.error().code != Code::kUnavailable || Clock::now() + pause > until) {
-      return opened.error();
-    }
-    PREFIXD_TRY(CheckCall());
-    std::this_thread::sleep_for(pause);
+  if (connection_ && connection_->alive()) {
+    away_since_.reset();
+    return connection_;
   }
+  const auto until = connection_ ? PatientUntil() : Clock::now();
+  PREFIXD_ASSIGN(connection_, OpenUntil(options_, until));
+  away_since_.reset();
+  return connection_;
 }
 
 Result<std::shared_ptr<Connection>> Link::Aside(bool shared_memory) {
   ConnectOptions options = options_;
   options.shared_memory = options_.shared_memory && shared_memory;
-  auto opened = Connection::Open(address_, options);
-  if (opened.ok() || opened.error().code != Code::kUnavailable || !reconnects()) return opened;
-  PREFIXD_ASSIGN(const auto back, Live());
-  return Connection::Open(address_, options);
+  // The connection of Live may not know yet that the daemon went away, and is not asked.
+  Clock::time_point until;
+  {
+    std::lock_guard lock(mutex_);
+    until = PatientUntil();
+  }
+  auto opened = OpenUntil(options, until);
+  if (opened.ok()) {
+    std::lock_guard lock(mutex_);
+    away_since_.reset();
+  }
+  return opened;
+}
+
+Link::Clock::time_point Link::PatientUntil() {
+  if (!away_since_) away_since_ = Clock::now();
+  return *away_since_ + std::chrono::milliseconds(options_.reconnect_ms);
+}
+
+Result<std::shared_ptr<Connection>> Link::OpenUntil(const ConnectOptions& options,
+                                                    Clock::time_point until) const {
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    auto opened = Connection::Open(address_, options);
+    // Any other refusal than silence would be repeated.
+    if (opened.ok() || opened.error().code != Code::kUnavailable || Clock::now() + pause > until) {
+      return opened;
+    }
+    PREFIXD_TRY(CheckCall());
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 bool Link::shared_memory() const {

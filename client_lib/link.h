@@ -26,7 +26,7 @@ class Link {
   // one until ConnectOptions::reconnect_ms after the first call that missed it; the first
   // connection of all is tried once.
   Result<std::shared_ptr<Connection>> Live();
-  // Opens a connection of its own, as Live does.
+  // Opens a connection of its own, and waits as Live does.
   Result<std::shared_ptr<Connection>> Aside(bool shared_memory);
 
   // Runs `call(connection)`, which returns a Result, and again where the daemon went away
@@ -34,8 +34,14 @@ class Link {
   // The call must be one that may run twice.
   template <typename Call>
   std::invoke_result_t<Call, std::shared_ptr<Connection>> Run(const Call& call) {
+    return RunOver([this] { return Live(); }, call);
+  }
+  // The same over the connection that `open` returns, which is asked for a live one each time.
+  template <typename Open, typename Call>
+  std::invoke_result_t<Call, std::shared_ptr<Connection>> RunOver(const Open& open,
+                                                                  const Call& call) {
     for (int tries = 1;; ++tries) {
-      PREFIXD_ASSIGN(auto connection, Live());
+      PREFIXD_ASSIGN(std::shared_ptr<Connection> connection, open());
       auto result = call(connection);
       if (result.ok() || tries == kMostTries || !MayRepeat(*connection, result.error())) {
         return result;
@@ -59,6 +65,11 @@ class Link {
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  // Until when a call that finds no daemon waits for one. The lock is held.
+  Clock::time_point PatientUntil();
+  Result<std::shared_ptr<Connection>> OpenUntil(const ConnectOptions& options,
+                                                Clock::time_point until) const;
 
   const Address address_;
   const ConnectOptions options_;

@@ -28,6 +28,17 @@ Connection::Call MatchCall(const MatchSpec& spec) {
           {}};
 }
 
+class RemoteSnapshot final : public Snapshot {
+ public:
+  RemoteSnapshot(std::shared_ptr<Connection> connection, std::filesystem::path dir)
+      : connection_(std::move(connection)), dir_(std::move(dir)) {}
+  const std::filesystem::path& dir() const override { return dir_; }
+
+ private:
+  const std::shared_ptr<Connection> connection_;  // the daemon keeps the snapshot as long as it
+  const std::filesystem::path dir_;
+};
+
 }  // namespace
 
 RemoteStore::RemoteStore(Address address, ConnectOptions options)
@@ -141,20 +152,52 @@ Result<std::unique_ptr<PendingMatch>> RemoteStore::MatchAsync(const MatchSpec& s
   return matches_.Begin(spec, deadline);
 }
 
-Result<PrefixMatch> RemoteStore::MatchAside(size_t thread, const MatchSpec& spec) {
-  std::shared_ptr<Connection> connection;
+Result<std::shared_ptr<Connection>> RemoteStore::MatchConnection(size_t thread) {
   {
     std::lock_guard lock(match_mutex_);
-    connection = match_connections_[thread];
-  }
-  if (!connection || !connection->alive()) {
-    PREFIXD_ASSIGN(connection, link_->Aside(/*shared_memory=*/false));
-    std::lock_guard lock(match_mutex_);
     if (closing_) return Error{Code::kCancelled, "the store is closing"};
-    match_connections_[thread] = connection;
+    const auto& kept = match_connections_[thread];
+    if (kept && kept->alive()) return kept;
   }
-  PREFIXD_ASSIGN(auto reply, connection->Do(MatchCall(spec)));
+  PREFIXD_ASSIGN(auto opened, link_->Aside(/*shared_memory=*/false));
+  std::lock_guard lock(match_mutex_);
+  if (closing_) return Error{Code::kCancelled, "the store is closing"};
+  return match_connections_[thread] = std::move(opened);
+}
+
+Result<PrefixMatch> RemoteStore::MatchAside(size_t thread, const MatchSpec& spec) {
+  PREFIXD_ASSIGN(auto reply, link_->RunOver([&] { return MatchConnection(thread); },
+                                            [&](const auto& connection) {
+                                              return connection->Do(MatchCall(spec));
+                                            }));
   return FromJson<PrefixMatch>(reply.control, "match");
+}
+
+Result<Explanation> RemoteStore::Explain(const ExplainSpec& spec) {
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kExplain,
+                                 {{"explain", ToJson(spec)}},
+                                 {wire::BytesOf(std::span<const uint32_t>(spec.match.tokens))},
+                                 {},
+                                 nullptr,
+                                 {}}));
+  return FromJson<Explanation>(reply.control, "explanation");
+}
+
+Result<RewriteResult> RemoteStore::Rewrite(std::string_view prefix, RewriteKind kind,
+                                           const ProgressFn& progress) {
+  Json control = {{"prefix", prefix}, {"kind", RewriteKindName(kind)}};
+  PREFIXD_ASSIGN(auto reply,
+                 DoAside({MessageType::kRewrite, std::move(control), {}, {}, &progress, {}}));
+  return FromJson<RewriteResult>(reply.control, "rewrite");
+}
+
+Result<std::unique_ptr<Snapshot>> RemoteStore::TakeSnapshot() {
+  PREFIXD_ASSIGN(auto connection, link_->Aside(/*shared_memory=*/false));
+  PREFIXD_ASSIGN(auto reply,
+                 connection->Do({MessageType::kSnapshot, Json::object(), {}, {}, nullptr, {}}));
+  PREFIXD_ASSIGN(auto dir, Field<std::string>(reply.control, "dir"));
+  return std::unique_ptr<Snapshot>(
+      std::make_unique<RemoteSnapshot>(std::move(connection), std::move(dir)));
 }
 
 Status RemoteStore::WaitReady(std::string_view prefix, const ProgressFn& progress) {
@@ -217,6 +260,11 @@ Result<RuntimeStats> RemoteStore::Stats() {
 Result<wire::ServerStats> RemoteStore::Server() {
   PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, Json::object(), {}, {}, nullptr, {}}));
   return FromJson<wire::ServerStats>(reply.control.value("server", Json::object()), "server");
+}
+
+Result<Json> RemoteStore::Watch() {
+  PREFIXD_ASSIGN(auto reply, Do({MessageType::kStats, {{"watch", true}}, {}, {}, nullptr, {}}));
+  return std::move(reply.control);
 }
 
 Result<std::unique_ptr<Store>> Connect(std::string_view address, const ConnectOptions& options) {

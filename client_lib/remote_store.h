@@ -34,6 +34,7 @@ class RemoteStore final : public Store {
   Result<PrefixMatch> Match(const MatchSpec& spec) override;
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
                                                    std::chrono::milliseconds deadline) override;
+  Result<Explanation> Explain(const ExplainSpec& spec) override;
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override;
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override;
   void StepBatch(std::span<StepRequest> requests) override;
@@ -41,12 +42,19 @@ class RemoteStore final : public Store {
   Result<PrefixDetail> Prefix(std::string_view prefix) override;
   Status Remove(std::string_view prefix) override;
   Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override;
+  Result<RewriteResult> Rewrite(std::string_view prefix, RewriteKind kind,
+                                const ProgressFn& progress) override;
+  // Lasts no longer than the connection of its own that it holds.
+  Result<std::unique_ptr<Snapshot>> TakeSnapshot() override;
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override;
   Result<VerifySummary> VerifyTenant(std::string_view tenant, const ProgressFn& progress) override;
   Result<RuntimeStats> Stats() override;
 
   // Returns the daemon's own counters.
   Result<wire::ServerStats> Server();
+  // Returns how the daemon stands, as `prefixctl top` shows it: {"runtime", "server", "watch"}
+  // (docs/protocol.md).
+  Result<wire::Json> Watch();
   // Returns whether tensors of this client go through shared memory.
   bool shared_memory() const;
 
@@ -56,8 +64,10 @@ class RemoteStore final : public Store {
   Result<Connection::Reply> Do(const Connection::Call& call) { return link_->Do(call); }
   // Runs a long call on a connection of its own, so that steps need not wait for it.
   Result<Connection::Reply> DoAside(Connection::Call call);
-  // Matches for MatchAsync, on the connection of one of its threads.
+  // Matches for MatchAsync, on the connection of one of its threads; finds a daemon that was
+  // started again.
   Result<PrefixMatch> MatchAside(size_t thread, const MatchSpec& spec);
+  Result<std::shared_ptr<Connection>> MatchConnection(size_t thread);
 
   const std::shared_ptr<Link> link_;
   std::mutex match_mutex_;  // guards the next two

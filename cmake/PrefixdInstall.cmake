@@ -25,7 +25,11 @@ foreach(archive prefixd_cpp prefixd_gpu_archive)
   endif()
 endforeach()
 install(TARGETS prefixd prefixctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
+install(FILES ${CMAKE_SOURCE_DIR}/packaging/grafana/prefixd.json COMPONENT daemon
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/prefixd/grafana)
 install(TARGETS prefixd_embedded COMPONENT embedded
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+install(TARGETS prefixd_tls COMPONENT tls
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
 install(TARGETS prefixd_c EXPORT prefixdTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)

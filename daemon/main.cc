@@ -7,12 +7,16 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "attention/kernels/kernels.h"
 #include "base/build_info.h"
+#include "daemon/access/access.h"
+#include "daemon/access/tls.h"
 #include "daemon/connections/listener.h"
+#include "daemon/http/readers.h"
 #include "daemon/limits/descriptors.h"
 #include "daemon/process/logging.h"
 #include "daemon/process/notify.h"
@@ -60,30 +64,36 @@ Status Configure(const CommandLine& line, Config* config) {
   return CheckConfig(*config);
 }
 
-Result<std::string> ReadToken(const std::string& file) {
-  std::string token;
-  if (file.empty()) return token;
-  std::ifstream in(file);
-  if (!std::getline(in, token) || token.size() < 16) {
-    return InvalidArgument("listen.tcp_token_file " + file +
-                           " must hold a first line of at least 16 characters");
-  }
-  return token;
-}
-
 // A failure is only logged: a daemon serves even when the service manager cannot be reached.
 void Tell(const std::string& assignments) {
   if (Status s = Notify(assignments); !s.ok()) spdlog::warn("{}", s.error().message);
 }
 
+// Opens what http.listen names, and returns it as a URL.
+Result<std::string> ListenHttp(const Config& config, Server* server) {
+  std::optional<TokenHash> token;
+  if (!config.http_token_file.empty()) {
+    PREFIXD_ASSIGN(token, ReadHttpToken(config.http_token_file));
+  }
+  PREFIXD_ASSIGN(const Address address, Address::ParseTcp(config.http_listen));
+  PREFIXD_ASSIGN(Listener listener, Listener::Tcp(address));
+  const Address bound = listener.address();
+  const bool v6 = bound.host.find(':') != std::string::npos;
+  server->ServeHttp(std::move(listener), token);
+  return "http://" + (v6 ? "[" + bound.host + "]" : bound.host) + ":" + std::to_string(bound.port);
+}
+
 int Serve(const CommandLine& line, Config config) {
-  if (Status s = SetUpLogging(config.log_level, config.log_file); !s.ok()) return Fail(s.error());
+  if (Status s = SetUpLogging(config.log_level, config.log_file, config.log_format); !s.ok())
+    return Fail(s.error());
   const auto descriptors = DivideDescriptors(config, RaiseDescriptorLimit());
   if (!descriptors.ok()) return Fail(descriptors.error());
   if (!descriptors->warning.empty()) spdlog::warn("{}", descriptors->warning);
   config.max_connections = descriptors->connections;
-  auto token = ReadToken(config.tcp_token_file);
-  if (!token.ok()) return Fail(token.error());
+  auto table = Access::Load(config.tokens_file);
+  if (!table.ok()) return Fail(table.error());
+  auto tls = LoadTls(TlsFilesOf(config));
+  if (!tls.ok()) return Fail(tls.error());
   std::signal(SIGPIPE, SIG_IGN);
   // Threads share few arenas, so that what is resident follows what is counted. The thresholds stay
   // the allocator's own: buffers of answers that went back to the system each time would cost more
@@ -96,21 +106,29 @@ int Serve(const CommandLine& line, Config config) {
   // The server is made before the sockets, because it catches signals from then on: a process that
   // sees a socket may stop the daemon at once.
   const std::shared_ptr<MemoryBudget> memory = (*store)->memory();
-  Server server(config, *std::move(store), *std::move(token), memory, descriptors->puts);
+  Server server(config, *std::move(store), Access(*std::move(table)), memory, descriptors->puts,
+                *tls);
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
-    auto listener = Listener::Unix(config.socket, config.socket_access == "group");
+    auto listener =
+        Listener::Unix(config.socket, config.socket_access == "group", config.socket_group);
     if (!listener.ok()) return Fail(listener.error());
     listeners.push_back(*std::move(listener));
   }
   if (!config.tcp.empty()) {
     auto address = Address::ParseTcp(config.tcp);
+    if (address.ok()) address->tls = *tls != nullptr;
     auto listener = address.ok() ? Listener::Tcp(*address) : Result<Listener>(address.error());
     if (!listener.ok()) return Fail(listener.error());
     listeners.push_back(*std::move(listener));
   }
   std::string ready = "prefixd ready:";
   for (const Listener& l : listeners) ready += " " + l.address().ToString();
+  if (!config.http_listen.empty()) {
+    auto http = ListenHttp(config, &server);
+    if (!http.ok()) return Fail(http.error());
+    ready += " " + *http;
+  }
 
   const auto on_ready = [&] {
     spdlog::info("{} pid {} dir {}", ready, ::getpid(), config.store.dir.string());

@@ -18,8 +18,11 @@
 #include "base/capture_errors.h"
 #include "daemon/connections/connection.h"
 #include "daemon/connections/step_service.h"
+#include "daemon/http/http_server.h"
+#include "daemon/http/readers.h"
 #include "daemon/limits/tenant_threads.h"
 #include "daemon/limits/with_memory.h"
+#include "daemon/process/notify.h"
 #include "daemon/server.h"
 #include "prefixd/version.h"
 #include "protocol/socket.h"
@@ -44,8 +47,8 @@ std::string Addresses(const std::vector<Listener>& listeners) {
 
 class Server::Impl {
  public:
-  Impl(const Config& config, std::unique_ptr<Store> store, std::string token,
-       std::shared_ptr<MemoryBudget> memory, uint64_t max_puts)
+  Impl(const Config& config, std::unique_ptr<Store> store, Access access,
+       std::shared_ptr<MemoryBudget> memory, uint64_t max_puts, TlsContext tls)
       : workers_(config.workers),
         long_calls_(config.long_workers),
         matches_(kMatchThreads),
@@ -53,7 +56,6 @@ class Server::Impl {
                memory ? memory->Shared() : MemoryAccount()),
         store_(std::move(store)),
         context_{.config = config,
-                 .token = std::move(token),
                  .io = io_,
                  .workers = workers_,
                  .long_calls = long_calls_,
@@ -62,6 +64,8 @@ class Server::Impl {
                  .store = store_.get(),
                  .memory = std::move(memory),
                  .counters = {},
+                 .access = std::move(access),
+                 .tls = std::move(tls),
                  .limits = ConnectionLimits(config),
                  .refusals = {},
                  .puts = {max_puts, "puts", "the process's open files"},
@@ -70,9 +74,17 @@ class Server::Impl {
                  .stats = {},
                  .on_gone = {}},
         signals_(io_, SIGTERM, SIGINT),
+        hangup_(io_, SIGHUP),
         grace_timer_(io_),
-        sweep_timer_(io_) {
+        sweep_timer_(io_),
+        watchdog_timer_(io_),
+        points_timer_(io_) {
     context_.on_gone = [this](const Connection* c) { Forget(c); };
+  }
+
+  void ServeHttp(Listener listener, std::optional<TokenHash> token) {
+    http_listener_.emplace(std::move(listener));
+    http_token_ = token;
   }
 
   int Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,
@@ -81,6 +93,13 @@ class Server::Impl {
     on_stopping_ = on_stopping;
     context_.stats = [this, where = Addresses(listeners_)] { return Stats(where); };
     WaitForSignal();
+    WaitForHangup();
+    AddPoints();
+    if (http_listener_) {
+      http_.emplace(HttpServer::Parts{io_, context_.config, context_.access, *store_,
+                                      context_.watch, context_.stats},
+                    *std::move(http_listener_), http_token_);
+    }
     for (Listener& listener : listeners_) {
       const bool local = listener.address().kind == Address::Kind::kUnix;
       auto acceptor = std::make_shared<Acceptor>(io_);
@@ -91,6 +110,7 @@ class Server::Impl {
     }
     SweepPuts();
     on_ready();
+    if (watchdog_every_.count() > 0) TellWatchdog();
     while (true) {
       try {
         io_.run();
@@ -168,6 +188,33 @@ class Server::Impl {
     });
   }
 
+  // The history of steps.
+  void AddPoints() {
+    WithMemory([this] {
+      context_.watch.AddPoint(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                  std::chrono::system_clock::now().time_since_epoch())
+                                  .count());
+    });
+    points_timer_.expires_after(Watch::kPointEvery);
+    WithMemory([this] {
+      points_timer_.async_wait([this](boost::system::error_code ec) {
+        if (!ec && !stopping_) AddPoints();
+      });
+    });
+  }
+
+  // From the thread of the sockets, so that the service manager learns when that hangs; until the
+  // very end, since closing the store may take long.
+  void TellWatchdog() {
+    (void)Notify("WATCHDOG=1");  // if it is missed, the manager says so
+    watchdog_timer_.expires_after(watchdog_every_);
+    WithMemory([this] {
+      watchdog_timer_.async_wait([this](boost::system::error_code ec) {
+        if (!ec) TellWatchdog();
+      });
+    });
+  }
+
   asio::awaitable<void> Accept(std::shared_ptr<Acceptor> acceptor, bool local) {
     while (!stopping_) {
       boost::system::error_code ec;
@@ -184,13 +231,14 @@ class Server::Impl {
       const ConnectionLimits::Arrival arrival = context_.limits.Arrive(id, local);
       if (arrival.close) CloseSilent(*arrival.close);
       if (!arrival.admitted.ok()) {
-        Refuse(socket, arrival.admitted.error());
+        Refuse(socket, arrival.admitted.error(), !local && context_.tls);
         continue;
       }
       if (!local) SetTcpOptions(socket.native_handle());
       std::shared_ptr<Connection> connection;
       const Status made = CaptureErrors([&]() -> Status {
-        connection = std::make_shared<Connection>(context_, std::move(socket), local, id);
+        connection = std::make_shared<Connection>(context_, std::move(socket), local,
+                                                  local ? nullptr : context_.tls, id);
         connections_.emplace(connection.get(), connection);
         return {};
       });
@@ -212,11 +260,13 @@ class Server::Impl {
     connection->Close();
   }
 
-  void Refuse(Connection::Socket& socket, const Error& error) {
+  // Over TLS nothing is said: that would take a handshake first.
+  void Refuse(Connection::Socket& socket, const Error& error, bool tls) {
     ++context_.counters.connections_refused;
     if (const auto more = context_.refusals.Line()) {
       spdlog::warn("connection refused: {}{}", error.message, *more);
     }
+    if (tls) return;
     const auto control = wire::PackControl(wire::ErrorToJson(error));
     wire::FrameHeader header;
     header.type = wire::MessageType::kError;
@@ -240,8 +290,73 @@ class Server::Impl {
     });
   }
 
+  // What is read again on SIGHUP. One that cannot be used does not keep the others.
+  struct Reread {
+    Result<Access::Table> tokens = Error{Code::kResourceExhausted, "out of memory"};
+    Result<TlsContext> tls = Error{Code::kResourceExhausted, "out of memory"};
+    Result<TokenHash> http_token = Error{Code::kResourceExhausted, "out of memory"};
+  };
+
+  // On a worker, because a disk may be slow.
+  void WaitForHangup() {
+    WithMemory([this] {
+      hangup_.async_wait([this](boost::system::error_code ec, int) {
+        if (ec || stopping_) return;
+        workers_.PostOwn([this] {
+          const auto files = WithMemory([] { return std::make_shared<Reread>(); });
+          const Status read = CaptureErrors([&]() -> Status {
+            files->tokens = Access::Load(context_.config.tokens_file);
+            files->tls = LoadTls(TlsFilesOf(context_.config));
+            if (ReadsHttpToken()) {
+              files->http_token = ReadHttpToken(context_.config.http_token_file);
+            }
+            return {};
+          });
+          if (!read.ok()) spdlog::error("SIGHUP: {}", read.error().message);
+          PostSurely(io_, [this, files] { Reloaded(*files); });
+        });
+      });
+    });
+  }
+
+  bool ReadsHttpToken() const { return http_ && !context_.config.http_token_file.empty(); }
+
+  void Reloaded(const Reread& files) {
+    if (stopping_) return;
+    WaitForHangup();
+    const auto kept = [](const Error& error) {
+      spdlog::error("SIGHUP: what was read before stays in force: {}", error.message);
+    };
+    if (!files.tls.ok()) {
+      kept(files.tls.error());
+    } else if (*files.tls) {
+      context_.tls = *files.tls;
+      spdlog::info("SIGHUP: new connections see the certificate {}",
+                   context_.config.tls_certificate);
+    }
+    if (ReadsHttpToken()) {
+      if (files.http_token.ok()) {
+        http_->Replace(*files.http_token);
+        spdlog::info("SIGHUP: the token of HTTP was read again from {}",
+                     context_.config.http_token_file);
+      } else {
+        kept(files.http_token.error());
+      }
+    }
+    if (!files.tokens.ok()) return kept(files.tokens.error());
+    context_.access.Replace(*files.tokens);
+    spdlog::info("SIGHUP: {}", *files.tokens
+                                   ? "tokens were read again from " + context_.config.tokens_file
+                                   : std::string("there is no file auth.tokens to read again"));
+    const auto open = WithMemory([this] { return connections_; });  // some may go
+    for (const auto& [raw, connection] : open) connection->CloseIfRevoked();
+  }
+
   void Stop() {
     stopping_ = true;
+    points_timer_.cancel();
+    if (http_) http_->SetStopping();
+    hangup_.cancel();
     on_stopping_();
     sweep_timer_.cancel();
     boost::system::error_code ignored;
@@ -281,11 +396,13 @@ class Server::Impl {
     if (std::exchange(closing_store_, true)) return;
     grace_timer_.cancel();
     workers_.PostOwn([this] {
+      if (http_) http_->StopCollecting();
       store_.reset();
       PostSurely(io_, [this] {
         for (Listener& listener : listeners_) listener.RemoveFile();
         spdlog::info("stopped");
-        io_.stop();
+        if (http_) http_->Close();
+        PostSurely(io_, [this] { io_.stop(); });  // behind what Close ended
       });
     });
   }
@@ -306,20 +423,28 @@ class Server::Impl {
   std::vector<Listener> listeners_;
   std::function<void()> on_stopping_;
   ServerContext context_;
-  asio::signal_set signals_;
-  asio::steady_timer grace_timer_, sweep_timer_;
+  asio::signal_set signals_, hangup_;
+  asio::steady_timer grace_timer_, sweep_timer_, watchdog_timer_, points_timer_;
+  const std::chrono::microseconds watchdog_every_ = WatchdogInterval();
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::map<const Connection*, std::shared_ptr<Connection>> connections_;
+  std::optional<Listener> http_listener_;
+  std::optional<TokenHash> http_token_;
+  std::optional<HttpServer> http_;
   uint64_t next_id_ = 1;
   bool stopping_ = false, closing_store_ = false;
   int exit_code_ = 0;
 };
 
-Server::Server(const Config& config, std::unique_ptr<Store> store, std::string token,
-               std::shared_ptr<MemoryBudget> memory, uint64_t max_puts)
-    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(token), std::move(memory),
-                                   max_puts)) {}
+Server::Server(const Config& config, std::unique_ptr<Store> store, Access access,
+               std::shared_ptr<MemoryBudget> memory, uint64_t max_puts, TlsContext tls)
+    : impl_(std::make_unique<Impl>(config, std::move(store), std::move(access), std::move(memory),
+                                   max_puts, std::move(tls))) {}
 Server::~Server() = default;
+
+void Server::ServeHttp(Listener listener, std::optional<TokenHash> token) {
+  impl_->ServeHttp(std::move(listener), token);
+}
 
 int Server::Run(std::vector<Listener> listeners, const std::function<void()>& on_ready,
                 const std::function<void()>& on_stopping) {

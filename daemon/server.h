@@ -3,10 +3,13 @@
 
 #include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "daemon/access/access.h"
+#include "daemon/access/tls.h"
+#include "daemon/access/token.h"
 #include "daemon/connections/listener.h"
 #include "daemon/settings/config.h"
 #include "prefixd/result.h"
@@ -16,13 +19,17 @@ namespace prefixd::daemon {
 
 class Server {
  public:
-  // TCP clients must present `token` unless it is empty. memory: the store's, from which
-  // connections take theirs. The constructor starts to catch SIGTERM and SIGINT; Run acts on those
-  // that came before it. Make sockets, which other processes see, after this.
-  // max_puts: that all connections together may have open.
-  Server(const Config& config, std::unique_ptr<Store> store, std::string token,
-         std::shared_ptr<MemoryBudget> memory, uint64_t max_puts);
+  // access: who may do what; read again from auth.tokens on SIGHUP, as tls is from its files.
+  // memory: the store's, from which connections take theirs. The constructor starts to catch
+  // SIGTERM, SIGINT and SIGHUP; Run acts on those that came before it. Make sockets, which other
+  // processes see, after this. max_puts: that all connections together may have open.
+  Server(const Config& config, std::unique_ptr<Store> store, Access access,
+         std::shared_ptr<MemoryBudget> memory, uint64_t max_puts, TlsContext tls = nullptr);
   ~Server();
+
+  // Answers HTTP on this listener while the server runs; to be called before Run. token: that of
+  // http.token_file, if there is one; it is read again on SIGHUP.
+  void ServeHttp(Listener listener, std::optional<TokenHash> token);
 
   // Serves until SIGTERM or SIGINT. Then it stops accepting, finishes calls in flight (at most
   // limits.shutdown_grace_s), closes the store and removes the socket. Returns the exit code; a

@@ -47,6 +47,7 @@ Result<NamedPolicy> ReadPolicy(const json& j) {
                  EstimatorVariant::Parse(j.value("estimator", std::string("auto"))));
   named.policy.selector = j.value("selector", named.policy.selector);
   named.policy.budget = j.value("budget", named.policy.budget);
+  named.policy.spread = j.value("spread", named.policy.spread);
   for (const json& head : j.value("fixed", json::array())) {
     StepPolicy::Fixed fixed{head.at("layer"), head.at("kv_head"), EstimatorKind::kNone};
     PREFIXD_ASSIGN(fixed.estimator,

@@ -1,4 +1,5 @@
-// Writes what a command does as lines of JSON on standard output; demo/*.py shows them as text.
+// Writes what a command does as lines of JSON on standard output; demo/story/*.py shows them as
+// text.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Runs prefixd-demo: one subcommand for each process of the demo's story. demo/main.py starts them,
-// gives each a request on standard input, and shows what they emit; see scripts/demo.sh.
+// Runs prefixd-demo: one subcommand for each process of the demo's story. demo/story/main.py starts
+// them, gives each a request on standard input, and shows what they emit; see scripts/demo.sh.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Holds what a command of prefixd-demo is asked to do. The text is demo/*.py's: here, prompts,
-// questions and answers are token ids.
+// Holds what a command of prefixd-demo is asked to do. The text is demo/story/*.py's: here,
+// prompts, questions and answers are token ids.
 #pragma once
 
 #include <cstdint>

@@ -16,10 +16,15 @@ inline constexpr int kExitNotFound = 3;  // the named thing or the daemon does n
 struct Options {
   std::string socket = "/run/prefixd/prefixd.sock";
   std::string address;  // overrides socket
-  std::string tenant, token_file;
+  std::string tenant, token_file, tls_ca, tls_certificate, tls_key;
   bool all_tenants = false, json = false, quiet = false;
   std::string name, prefix, geometry_file, ttl, dir, file;  // each for some commands only
+  std::string label, rights = "read,write";                 // of a new token
   bool verify_data = false, prune = false;
+  bool once = false;      // top: one picture
+  uint64_t interval = 2;  // top: seconds between two
+  bool accept_approximate = false;
+  std::string lineage;
 };
 
 // Each prints to stdout and returns its error; main prints the error and picks the exit code.

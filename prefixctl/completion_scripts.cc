@@ -77,7 +77,7 @@ _prefixctl() {
         value=${COMP_WORDS[i]}
       fi
       case $word in
-        -s|--socket|--address|--tenant|--token-file) where+=("$word" "$value") ;;
+        -s|--socket|--address|--tenant|--token-file|--tls-*) where+=("$word" "$value") ;;
         --all-tenants) where+=("$word") ;;
       esac
     elif [[ " ${subcommands[*]} " == *" $word "* ]]; then
@@ -128,8 +128,8 @@ _prefixctl() {
         value=${words[i]}
       fi
       case $word in
-        (-s|--socket|--address|--tenant|--token-file) where+=($word $value) ;;
-        (--all-tenants|--socket=*|--address=*|--tenant=*|--token-file=*) where+=($word) ;;
+        (-s|--socket|--address|--tenant|--token-file|--tls-(ca|certificate|key)) where+=($word $value) ;;
+        (--all-tenants|--socket=*|--address=*|--tenant=*|--token-file=*|--tls-*=*) where+=($word) ;;
       esac
     elif (( ${subcommands[(I)$word:*]} )); then
       command+=" $word"
@@ -184,10 +184,10 @@ function __prefixctl_ask -a what field
     set -l where
     for i in (seq 2 (count $words))
         switch $words[$i]
-            case -s --socket --address --tenant --token-file
+            case -s --socket --address --tenant --token-file --tls-ca --tls-certificate --tls-key
                 set -l next (math $i + 1)
                 set -q words[$next]; and set -a where $words[$i] $words[$next]
-            case --all-tenants '--socket=*' '--address=*' '--tenant=*' '--token-file=*'
+            case --all-tenants '--socket=*' '--address=*' '--tenant=*' '--token-file=*' '--tls-*=*'
                 set -a where $words[$i]
         end
     end

@@ -9,10 +9,14 @@
 
 #include "base/build_info.h"
 #include "daemon/settings/command_line.h"
+#include "prefixctl/bench.h"
 #include "prefixctl/commands.h"
 #include "prefixctl/completion.h"
+#include "prefixctl/operate.h"
 #include "prefixctl/output.h"
 #include "prefixctl/recover.h"
+#include "prefixctl/token.h"
+#include "prefixctl/top.h"
 
 namespace prefixd::ctl {
 namespace {
@@ -30,12 +34,21 @@ void AddCommonFlags(CLI::App* app, Options* o, bool top) {
           ->capture_default_str();
   if (top) socket->envname("PREFIXD_SOCKET");
   app->add_option("--address", o->address,
-                  "The daemon's address instead: unix:PATH or tcp:HOST:PORT.")
+                  "The daemon's address instead: unix:PATH, tcp:HOST:PORT or tls:HOST:PORT.")
       ->type_name("ADDRESS");
   app->add_option("--tenant", o->tenant, "Speak for this tenant.")->type_name("NAME");
   app->add_flag("--all-tenants", o->all_tenants,
                 "See every tenant (the daemon's own user, over its Unix socket).");
   app->add_option("--token-file", o->token_file, "File with the token that TCP clients present.")
+      ->type_name("FILE");
+  app->add_option("--tls-ca", o->tls_ca,
+                  "PEM file of who may have signed the certificate of a tls: address (or "
+                  "PREFIXD_TLS_CA). Else whom the system trusts.")
+      ->type_name("FILE");
+  app->add_option("--tls-certificate", o->tls_certificate,
+                  "PEM file of this client's certificate, for a daemon that asks who it is.")
+      ->type_name("FILE");
+  app->add_option("--tls-key", o->tls_key, "PEM file of that certificate's key.")
       ->type_name("FILE");
 }
 
@@ -62,6 +75,33 @@ void DeclareRecover(CLI::App* app, Options* o, LocalCommand* chosen) {
   recover->add_flag("--json", o->json, "Print JSON instead of text.");
   recover->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   recover->callback([=] { *chosen = RecoverStore; });
+}
+
+void DeclareToken(CLI::App* app, Options* o, LocalCommand* chosen) {
+  CLI::App* token = app->add_subcommand(
+      "token", "Tokens for the daemon's file auth.tokens; no daemon is needed.");
+  token->require_subcommand(1);
+  token->footer("Example: prefixctl token new team-a --file /etc/prefixd/tokens.toml");
+  CLI::App* made = token->add_subcommand(
+      "new", "Make a token for a tenant. Print it, and the lines for the daemon's file.");
+  made->footer("Example: prefixctl token new team-a --rights read > team-a.token");
+  made->add_option("tenant", o->name, "The tenant that its bearer speaks for.")->required();
+  made->add_option("--file", o->file,
+                   "Append the lines to this file, made if need be, and print the token alone.")
+      ->type_name("FILE");
+  made->add_option("--rights", o->rights, "Of read, write and admin, which is for all tenants.")
+      ->type_name("LIST")
+      ->capture_default_str();
+  made->add_option("--name", o->label, "A name for the file, to tell tokens apart.")
+      ->type_name("NAME");
+  made->add_flag("--json", o->json, "Print JSON instead of text.");
+  made->callback([=] { *chosen = NewToken; });
+  CLI::App* check = token->add_subcommand(
+      "check", "Say what a file lets whom do, or why the daemon would refuse it.");
+  check->footer("Example: prefixctl token check /etc/prefixd/tokens.toml");
+  check->add_option("file", o->file, "The file.")->type_name("FILE")->required();
+  check->add_flag("--json", o->json, "Print JSON instead of text.");
+  check->callback([=] { *chosen = CheckTokens; });
 }
 
 void DeclareCompletion(CLI::App* app, Options* o, LocalCommand* chosen) {
@@ -93,6 +133,19 @@ void DeclareCompletion(CLI::App* app, Options* o, LocalCommand* chosen) {
   });
 }
 
+void DeclareRewrites(CLI::App* prefixes, Options* o, Command* chosen) {
+  CLI::App* recluster = AddCommand(
+      prefixes, "recluster", "Lay rows that steps read together side by side on the disk, now.",
+      "prefixctl prefixes recluster 0123456789abcdef0123456789abcdef", o, chosen, ReclusterPrefix);
+  CLI::App* compact = AddCommand(
+      prefixes, "compact", "Join the last segments of a prefix into one file, now.",
+      "prefixctl prefixes compact 0123456789abcdef0123456789abcdef", o, chosen, CompactPrefix);
+  for (CLI::App* command : {recluster, compact}) {
+    command->add_option("prefix", o->prefix, "Id of the prefix.")->required();
+    command->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+  }
+}
+
 void Declare(CLI::App* app, Options* o, Command* chosen) {
   app->set_version_flag("--version", VersionText("prefixctl"), "Print version and commit.");
   AddCommonFlags(app, o, /*top=*/true);
@@ -104,6 +157,15 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
              "prefixctl status --socket /run/prefixd/prefixd.sock", o, chosen, ShowStatus);
   AddCommand(app, "stats", "Every counter of the store and of the daemon.",
              "prefixctl stats --json", o, chosen, ShowStats);
+
+  CLI::App* top = AddCommand(
+      app, "top", "What the daemon does and saves, again and again until it is interrupted.",
+      "prefixctl top --all-tenants", o, chosen, Top);
+  top->add_flag("--once", o->once, "Once.");
+  top->add_option("--interval", o->interval, "Seconds between two pictures.")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(1, 3600))
+      ->capture_default_str();
 
   CLI::App* models = app->add_subcommand("models", "Models that prefixes are stored under.");
   models->require_subcommand(1);
@@ -176,7 +238,77 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
       prefixes, "verify", "Read and check every stored byte; damaged prefixes are quarantined.",
       "prefixctl prefixes verify --all-tenants", o, chosen, VerifyPrefixes);
   verify->add_option("prefix", o->prefix, "Id of the prefix; without it all of the tenant's.");
+  DeclareRewrites(prefixes, o, chosen);
   verify->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+}
+
+void DeclareExplain(CLI::App* app, Options* o, Command* chosen) {
+  CLI::App* explain =
+      AddCommand(app, "explain", "Say why a prompt hits or misses, and what would change it.",
+                 "prefixctl explain --model llama-3.2-1b --tokens prompt.json", o, chosen, Explain);
+  explain->add_option("--model", o->name, "Name of the model.")->required();
+  explain
+      ->add_option("--tokens", o->file,
+                   "File with the prompt's token ids: a JSON array, or numbers with white space "
+                   "between them; - for standard input.")
+      ->type_name("FILE")
+      ->required();
+  explain
+      ->add_option("--identity", o->geometry_file,
+                   "JSON object with the identity that the engine has now, to compare.")
+      ->type_name("FILE");
+  explain->add_flag("--accept-approximate", o->accept_approximate, "Take derived rows, too.");
+  explain->add_option("--lineage", o->lineage, "Take derived rows of this lineage.");
+}
+
+// A store that no daemon runs on is named by --dir, and needs no daemon.
+void DeclareBackup(CLI::App* app, Options* o, Command* chosen, LocalCommand* local) {
+  CLI::App* backup = app->add_subcommand(
+      "backup",
+      "Copy the running daemon's store, or one that no daemon runs on, into a backup. Only what is "
+      "new since the last backup there is copied; each file is verified as it is written.");
+  AddCommonFlags(backup, o, /*top=*/false);
+  backup->footer("Example: prefixctl backup /srv/backup/prefixd");
+  backup->add_option("backup", o->file, "Directory of the backup; made if missing.")
+      ->type_name("PATH")
+      ->required();
+  backup->add_option("--dir", o->dir, "Directory of a store that no daemon runs on.")
+      ->type_name("PATH");
+  backup->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+  backup->callback([=] {
+    if (o->dir.empty()) {
+      *chosen = BackUpDaemon;
+    } else {
+      *local = BackUpDirectory;
+    }
+  });
+  CLI::App* restore = app->add_subcommand(
+      "restore",
+      "Write a backup into a new store's directory, check every byte of it, and open it once.");
+  restore->footer("Example: prefixctl restore /srv/backup/prefixd --dir /var/lib/prefixd");
+  restore->add_option("backup", o->file, "Directory of the backup.")->type_name("PATH")->required();
+  restore->add_option("--dir", o->dir, "Directory of the new store: missing, or empty.")
+      ->type_name("PATH")
+      ->required();
+  restore->add_flag("--json", o->json, "Print JSON instead of text.");
+  restore->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+  restore->callback([=] { *local = RestoreStore; });
+}
+
+void DeclareDoctor(CLI::App* app, Options* o, bool* chosen) {
+  CLI::App* doctor = app->add_subcommand(
+      "doctor",
+      "Try what prefixd needs of this machine and say what to do about what is missing. Exit "
+      "codes: "
+      "0 all well, 1 something costs speed or safety, 2 prefixd cannot work like this.");
+  doctor->footer("Example: prefixctl doctor --dir /var/lib/prefixd");
+  doctor->add_option("--dir", o->dir, "Directory of the store, or where it will be.")
+      ->type_name("PATH");
+  doctor->add_option("-s,--socket", o->socket, "The daemon's Unix socket.")
+      ->type_name("PATH")
+      ->capture_default_str();
+  doctor->add_flag("--json", o->json, "Print JSON instead of text.");
+  doctor->callback([=] { *chosen = true; });
 }
 
 int Fail(const Error& error) {
@@ -191,6 +323,9 @@ int Run(const Options& options, const Command& command) {
   connect.tenant = options.tenant;
   connect.admin = options.all_tenants;
   connect.shared_memory = false;
+  connect.tls_ca = options.tls_ca;
+  connect.tls_certificate = options.tls_certificate;
+  connect.tls_key = options.tls_key;
   if (!options.token_file.empty()) {
     std::ifstream in(options.token_file);
     if (!std::getline(in, connect.token)) {
@@ -213,14 +348,23 @@ int main(int argc, char** argv) {
   Options options;
   Command command;
   LocalCommand local;
+  std::function<int()> bench;
+  bool doctor = false;
   Declare(&app, &options, &command);
   DeclareRecover(&app, &options, &local);
+  DeclareToken(&app, &options, &local);
+  DeclareExplain(&app, &options, &command);
+  DeclareBackup(&app, &options, &command, &local);
+  DeclareDoctor(&app, &options, &doctor);
+  DeclareBench(&app, &bench);
   DeclareCompletion(&app, &options, &local);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kExitOk : kExitUsage;
   }
+  if (doctor) return Examine(options);
+  if (bench) return bench();
   if (!local) return Run(options, command);
   const prefixd::Status status = local(options);
   return status.ok() ? kExitOk : Fail(status.error());

@@ -58,6 +58,17 @@ size_t CharacterBytes(std::string_view text) {
   return n;
 }
 
+// A character that has terminals write from right to left what comes behind it.
+bool TurnsDirection(std::string_view character) {
+  return (character >= "\xe2\x80\xaa" && character <= "\xe2\x80\xae") ||  // U+202A to U+202E
+         (character >= "\xe2\x81\xa6" && character <= "\xe2\x81\xa9");    // U+2066 to U+2069
+}
+
+size_t Characters(std::string_view text) {
+  return static_cast<size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
 }  // namespace
 
 std::string Printable(std::string_view text) {
@@ -68,7 +79,7 @@ std::string Printable(std::string_view text) {
     const bool c1 = n == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
     if (n == 1 && (first == '\n' || first == '\t')) {
       out += first == '\n' ? "\\n" : "\\t";
-    } else if (n == 0 || c1 || first < 0x20 || first == 0x7f) {
+    } else if (n == 0 || c1 || TurnsDirection(text.substr(0, n)) || first < 0x20 || first == 0x7f) {
       for (const char c : text.substr(0, std::max<size_t>(n, 1))) {
         char escaped[8];
         std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<unsigned char>(c));
@@ -82,22 +93,27 @@ std::string Printable(std::string_view text) {
   return out;
 }
 
-void PrintTable(const std::vector<std::vector<std::string>>& cells) {
+std::string TableText(const std::vector<std::vector<std::string>>& cells) {
   std::vector<std::vector<std::string>> rows = cells;
   std::vector<size_t> widths;
   for (auto& row : rows) std::ranges::transform(row, row.begin(), Printable);
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Characters(row[i]));
   }
+  std::string text;
   for (const auto& row : rows) {
-    std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      line += row[i];
-      if (i + 1 < row.size()) line += std::string(widths[i] - row[i].size() + 2, ' ');
+      text += row[i];
+      if (i + 1 < row.size()) text += std::string(widths[i] - Characters(row[i]) + 2, ' ');
     }
-    std::puts(line.c_str());
+    text += '\n';
   }
+  return text;
+}
+
+void PrintTable(const std::vector<std::vector<std::string>>& rows) {
+  std::fputs(TableText(rows).c_str(), stdout);
 }
 
 void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields) {

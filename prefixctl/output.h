@@ -21,6 +21,7 @@ void PrintJson(const nlohmann::json& json);  // indented; bytes that are no UTF-
 std::string Printable(std::string_view text);
 
 // The first row is the heading; a column is as wide as its widest cell. Cells are made printable.
+std::string TableText(const std::vector<std::vector<std::string>>& rows);
 void PrintTable(const std::vector<std::vector<std::string>>& rows);
 // Prints "name   value" lines.
 void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields);

@@ -45,10 +45,12 @@ Result<Address> Address::ParseTcp(std::string_view text) {
 }
 
 Result<Address> Address::Parse(std::string_view text) {
-  if (text.starts_with("tcp:")) {
+  if (const bool tls = text.starts_with("tls:"); tls || text.starts_with("tcp:")) {
     text.remove_prefix(4);
     if (text.starts_with("//")) text.remove_prefix(2);
-    return ParseTcp(text);
+    PREFIXD_ASSIGN(Address address, ParseTcp(text));
+    address.tls = tls;
+    return address;
   }
   if (text.starts_with("unix:")) text.remove_prefix(5);
   PREFIXD_TRY(CheckSocketPath(text));
@@ -60,7 +62,7 @@ Result<Address> Address::Parse(std::string_view text) {
 std::string Address::ToString() const {
   if (kind == Kind::kUnix) return "unix:" + path;
   const bool v6 = host.find(':') != std::string::npos;
-  return "tcp:" + (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+  return (tls ? "tls:" : "tcp:") + (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
 }  // namespace prefixd

@@ -44,6 +44,8 @@ struct Encoder {
   static Json Value(StepMode x) { return std::string(StepModeName(x)); }
   static Json Value(const EstimatorVariant& x) { return x.Name(); }
   static Json Value(IngestState x) { return std::string(IngestStateName(x)); }
+  static Json Value(MissReason x) { return std::string(MissReasonName(x)); }
+  static Json Value(RewriteKind x) { return std::string(RewriteKindName(x)); }
   static Json Value(RowEncoding x) { return std::string(RowEncodingName(x)); }
   static Json Value(CutKind x) { return static_cast<uint32_t>(x); }
   static Json Value(const TokenRange& x) { return Json::array({x.begin, x.end}); }
@@ -163,6 +165,17 @@ struct Decoder {
   }
   void Read(const Json& j, const std::string& at, RowEncoding& x) {
     ReadName(j, at, RowEncodingFromName, x);
+  }
+  void Read(const Json& j, const std::string& at, RewriteKind& x) {
+    ReadName(j, at, RewriteKindFromName, x);
+  }
+  void Read(const Json& j, const std::string& at, MissReason& x) {
+    std::string name;
+    Read(j, at, name);
+    for (size_t i = 0; i < kMissReasons; ++i) {
+      if (MissReasonName(MissReason(i)) == name) return void(x = MissReason(i));
+    }
+    Fail(at, "a reason of a miss");
   }
   void Read(const Json& j, const std::string& at, IngestState& x) {
     std::string name;
@@ -290,6 +303,9 @@ PREFIXD_CODEC(Lifetime)
 PREFIXD_CODEC(RuntimeOptions)
 PREFIXD_CODEC(MatchSpec)
 PREFIXD_CODEC(PrefixMatch)
+PREFIXD_CODEC(ExplainSpec)
+PREFIXD_CODEC(Explanation)
+PREFIXD_CODEC(RewriteResult)
 PREFIXD_CODEC(PutResult)
 PREFIXD_CODEC(StepPolicy)
 PREFIXD_CODEC(AttachSpec)
@@ -324,6 +340,7 @@ template Result<std::string> Field<std::string>(const Json&, const char*);
 template Result<TokenRange> Field<TokenRange>(const Json&, const char*);
 template Result<StepPolicy> Field<StepPolicy>(const Json&, const char*);
 template Result<EstimatorVariant> Field<EstimatorVariant>(const Json&, const char*);
+template Result<RewriteKind> Field<RewriteKind>(const Json&, const char*);
 template Result<std::vector<Extent>> Field<std::vector<Extent>>(const Json&, const char*);
 
 std::vector<std::byte> PackControl(const Json& json) {

@@ -46,6 +46,7 @@ struct HelloReply {
 // Instantiated for every type below; see codec.cc.
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
 //   Lifetime, RuntimeOptions (prefixd/options.h), MatchSpec (no tokens), PrefixMatch,
+//   ExplainSpec (no tokens), Explanation, RewriteResult,
 //   PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport,
 //   PrefixSummary, PrefixDetail, HostTierTenant, MemoryOfKind, MemoryOfTenant, TenantStats,
 //   RuntimeStats, VerifySummary, TokenRange, HeadRange, Selection (no ids), ListSpec, ModelPage,

@@ -7,6 +7,7 @@
 
 #include "base/tables/statistics.h"
 #include "prefixd/attach.h"
+#include "prefixd/explain.h"
 #include "prefixd/ingest.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/lifetime.h"
@@ -17,6 +18,7 @@
 #include "prefixd/policy.h"
 #include "prefixd/prefix_summary.h"
 #include "prefixd/put.h"
+#include "prefixd/rewrite.h"
 #include "prefixd/session_info.h"
 #include "prefixd/stored_part.h"
 #include "prefixd/verify.h"
@@ -101,6 +103,29 @@ void Describe(V& v, Is<PrefixMatch> auto& s) {
   v("exact_tokens", s.exact_tokens);
 }
 template <class V>
+void Describe(V& v, Is<ExplainSpec> auto& s) {
+  Describe(v, s.match);
+  v("identity", s.identity);
+}
+template <class V>
+void Describe(V& v, Is<FieldDifference> auto& s) {
+  v("field", s.field), v("asked", s.asked), v("stored", s.stored);
+}
+template <class V>
+void Describe(V& v, Is<Miss> auto& s) {
+  v("reason", s.reason), v("text", s.text), v("n_tokens", s.n_tokens), v("prefix", s.prefix);
+  v("model", s.model), v("unix_ms", s.unix_ms), v("differs", s.differs);
+  v("asked_token", s.asked_token), v("stored_token", s.stored_token);
+}
+template <class V>
+void Describe(V& v, Is<Explanation> auto& s) {
+  v("match", s.match), v("asked_tokens", s.asked_tokens), v("misses", s.misses);
+}
+template <class V>
+void Describe(V& v, Is<RewriteResult> auto& s) {
+  v("segments", s.segments), v("rewritten", s.rewritten), v("bytes", s.bytes), v("left", s.left);
+}
+template <class V>
 void Describe(V& v, Is<PutResult> auto& s) {
   v("prefix", s.prefix), v("n_tokens", s.n_tokens), v("stored_tokens", s.stored_tokens);
   v("bytes", s.bytes), v("seconds", s.seconds);
@@ -112,6 +137,7 @@ void Describe(V& v, Is<StepPolicy> auto& s) {
   v("mode", s.mode), v("estimator", s.estimator), v("budget", s.budget), v("k", s.k);
   v("l_gen", s.l_gen), v("selector", s.selector);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
+  v("spread", s.spread);
   v("sharing", s.sharing), v("window", s.window);
   v("prefetch", s.prefetch);
 }
@@ -175,7 +201,7 @@ void Describe(V& v, Is<IndexRecall> auto& s) {
 }
 template <class V>
 void Describe(V& v, Is<EstimatorError> auto& s) {
-  v("estimator", s.estimator), v("error", s.error);
+  v("estimator", s.estimator), v("error", s.error), v("by_codes", s.by_codes);
 }
 template <class V>
 void Describe(V& v, Is<PrefixSummary> auto& s) {

@@ -85,6 +85,12 @@ std::string_view MessageName(MessageType type) {
       return "model";
     case MessageType::kRemoveModel:
       return "remove_model";
+    case MessageType::kExplain:
+      return "explain";
+    case MessageType::kRewrite:
+      return "rewrite";
+    case MessageType::kSnapshot:
+      return "snapshot";
     case MessageType::kSetLifetime:
       return "set_lifetime";
     case MessageType::kReply:

@@ -82,6 +82,9 @@ enum class MessageType : uint16_t {
   kListPrefixes = 41,
   kModel = 42,
   kRemoveModel = 43,
+  kExplain = 44,
+  kRewrite = 45,
+  kSnapshot = 46,
   kReply = 0x8000,     // request_id names the request that it answers
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply

@@ -19,6 +19,8 @@
 namespace prefixd {
 namespace {
 
+constexpr size_t kTogetherBytes = 16384;  // of a record of TLS
+
 Error Unavailable(const std::string& what, int err) {
   return {Code::kUnavailable, what + (err ? std::string(": ") + std::strerror(err) : "")};
 }
@@ -54,9 +56,11 @@ void SetTcpOptions(int fd) {
 }
 
 Socket::~Socket() { Close(); }
-Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+Socket::Socket(Socket&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
 Socket& Socket::operator=(Socket&& other) noexcept {
   std::swap(fd_, other.fd_);
+  std::swap(tls_, other.tls_);
   return *this;
 }
 
@@ -86,6 +90,7 @@ void Socket::Interrupt() {
 }
 
 void Socket::Close() {
+  tls_.reset();
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
 }
@@ -152,18 +157,64 @@ Status Socket::Wait(short events, Deadline deadline) {
   }
 }
 
+Status Socket::Secure(std::unique_ptr<TlsChannel> channel, Deadline deadline) {
+  tls_ = std::move(channel);
+  while (true) {
+    PREFIXD_ASSIGN(const TlsStep step, tls_->Handshake());
+    if (step.wants == 0) return {};
+    PREFIXD_TRY(Wait(step.wants, deadline));
+  }
+}
+
+Status Socket::SendSecurely(std::span<const std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    PREFIXD_ASSIGN(const TlsStep step, tls_->Write(bytes));
+    bytes = bytes.subspan(step.bytes);
+    if (step.wants != 0) PREFIXD_TRY(Wait(step.wants, deadline));
+  }
+  return {};
+}
+
+Status Socket::ReceiveSecurely(std::span<std::byte> out, Deadline deadline) {
+  while (!out.empty()) {
+    PREFIXD_ASSIGN(const TlsStep step, tls_->Read(out));
+    out = out.subspan(step.bytes);
+    if (step.wants != 0) PREFIXD_TRY(Wait(step.wants, deadline));
+  }
+  return {};
+}
+
 Result<bool> Socket::Readable(Clock::time_point until) {
   while (true) {
+    // A record of TLS may have come already, or only a part of one.
+    if (tls_) {
+      PREFIXD_ASSIGN(const TlsStep step, tls_->Peek());
+      if (step.wants == 0) return true;
+    }
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd p{fd_, POLLIN, 0};
     const int rc = ::poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
-    if (rc >= 0) return rc > 0;
-    if (errno != EINTR) return Unavailable("poll", errno);
+    if (rc == 0 || (rc > 0 && !tls_)) return rc > 0;
+    if (rc < 0 && errno != EINTR) return Unavailable("poll", errno);
   }
 }
 
 Status Socket::Send(std::span<const std::span<const std::byte>> parts, Deadline deadline) {
+  if (tls_) {
+    // Small parts go together: each record is a message of its own on the wire.
+    std::vector<std::byte> together;
+    for (const auto& part : parts) {
+      if (together.size() + part.size() <= kTogetherBytes) {
+        together.insert(together.end(), part.begin(), part.end());
+        continue;
+      }
+      PREFIXD_TRY(SendSecurely(together, deadline));
+      together.clear();
+      PREFIXD_TRY(SendSecurely(part, deadline));
+    }
+    return SendSecurely(together, deadline);
+  }
   std::vector<iovec> iov;
   iov.reserve(parts.size());
   for (const auto& part : parts) {
@@ -200,6 +251,7 @@ Status Socket::Receive(std::span<std::byte> out, Deadline deadline) {
 }
 
 Status Socket::ReceiveWith(std::span<std::byte> out, Deadline deadline, Descriptors* descriptors) {
+  if (tls_) return ReceiveSecurely(out, deadline);
   while (!out.empty()) {
     iovec iov{out.data(), out.size()};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(Descriptors::kMost * sizeof(int))> control{};

@@ -7,11 +7,13 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 
 #include "prefixd/result.h"
 #include "protocol/address.h"
+#include "protocol/tls_channel.h"
 
 namespace prefixd {
 
@@ -49,6 +51,10 @@ class Socket {
   // kUnavailable when no daemon answers there, kNotFound when the host or socket does not exist.
   static Result<Socket> Connect(const Address& address, Deadline deadline);
 
+  // Speaks TLS from here on. `channel` is over descriptor(). Errors are those of the handshake, and
+  // kUnavailable when the deadline passes.
+  Status Secure(std::unique_ptr<TlsChannel> channel, Deadline deadline);
+
   // Both transfer all bytes or fail: kUnavailable when the peer is gone or the deadline passes.
   Status Send(std::span<const std::span<const std::byte>> parts, Deadline deadline);
   Status Receive(std::span<std::byte> out, Deadline deadline);
@@ -62,11 +68,15 @@ class Socket {
   // Ends both directions: a transfer under way fails.
   void Interrupt();
   bool is_open() const { return fd_ >= 0; }
+  int descriptor() const { return fd_; }
 
  private:
   Status Wait(short events, Deadline deadline);
+  Status SendSecurely(std::span<const std::byte> bytes, Deadline deadline);
+  Status ReceiveSecurely(std::span<std::byte> out, Deadline deadline);
 
   int fd_ = -1;
+  std::unique_ptr<TlsChannel> tls_;  // null: plain
 };
 
 }  // namespace prefixd

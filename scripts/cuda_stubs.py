@@ -5,8 +5,9 @@
 
 PyPI has PyTorch for x86-64 with CUDA alone, whose libraries take 3.5 GB that a machine without such
 a device never calls. For each library that is needed there and absent, an empty one of the same
-name is compiled: every function of it returns 100 (cudaErrorNoDevice), so that
-torch.cuda.is_available() is False. Needs gcc and binutils."""
+name is compiled: every function of it returns 100 (cudaErrorNoDevice), or says so, so that
+torch.cuda.is_available() is False and other calls fail with that error. A later call, after another
+PyTorch was installed there, makes them anew. Needs gcc and binutils."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from pathlib import Path
 
 # What belongs to CUDA, by library and by symbol: nothing else is ever made up.
 LIBRARY = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvToolsExt|nvJitLink)\w*\.so")
+# These return a text, which their callers read.
+TEXT = re.compile(r"Error(String|Name)$")
 SYMBOL = re.compile(r"(cu|nccl|nvrtc|nvshmem|nvtx|nvJitLink)[A-Za-z0-9_]+$")
 
 
@@ -60,7 +63,9 @@ def make(path: Path, versions: dict[str, set[str]], plain: set[str]) -> None:
     symbols = sorted(set().union(plain, *versions.values()))
     with tempfile.TemporaryDirectory() as scratch:
         code, nodes = Path(scratch, "stub.c"), Path(scratch, "stub.map")
-        code.write_text("".join(f"long {symbol}(void) {{ return 100; }}\n" for symbol in symbols) or "int none;\n")
+        code.write_text("".join(
+            f'const char *{symbol}(void) {{ return "no CUDA device"; }}\n' if TEXT.search(symbol) else
+            f"long {symbol}(void) {{ return 100; }}\n" for symbol in symbols) or "int none;\n")
         nodes.write_text("".join(
             f"{version} {{ global: {' '.join(f'{symbol};' for symbol in sorted(names))} }};\n"
             for version, names in sorted(versions.items())))
@@ -77,7 +82,11 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     folder = Path(sys.argv[1])
+    made = folder / "cuda_stubs.txt"  # names what was made here
+    for name in made.read_text().split() if made.exists() else []:
+        (folder / name).unlink(missing_ok=True)
     absent, versioned, plain = wanted(folder)
+    made.write_text("".join(f"{name}\n" for name in sorted(absent)))
     for index, name in enumerate(sorted(absent)):
         make(folder / name, versioned.get(name, {}), plain if index == 0 else set())
     print(f"{len(absent)} libraries of CUDA replaced in {folder}")

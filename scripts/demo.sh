@@ -5,4 +5,4 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
-exec "$python" "$root/demo/main.py" "$@"
+exec "$python" "$root/demo/story/main.py" "$@"

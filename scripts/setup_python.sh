@@ -3,34 +3,44 @@
 #   setup_python.sh core    what the extension module and the package's core are built and tested with
 #   setup_python.sh models  the same, and what makes checkpoints of the small real models
 #   setup_python.sh torch   the same, and PyTorch and Transformers: the splice, training, evaluation
-# PyTorch's wheels on PyPI bring CUDA's libraries: 3 GB to fetch, 6 GB on the disk. TORCH_INDEX=URL
-# takes torch from an index that has a smaller build (a CPU one is enough).
+#   setup_python.sh vllm    the same, and a vLLM that runs on a CPU (x86-64, Python 3.11)
+#
+# PyPI's PyTorch for x86-64 names CUDA's libraries, 3.5 GB that a CPU never calls. They are left out
+# (--no-deps), and scripts/cuda_stubs.py puts empty ones in their place. A later `pip install` of
+# anything that depends on PyTorch would fetch them after all: use --no-deps there, too.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-what=${1:?usage: setup_python.sh core|models|torch}
+what=${1:?usage: setup_python.sh core|models|torch|vllm}
 venv=$root/.venv
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
+lists=$root/python/requirements
+# Each list is installed again when any of them changed, or what runs behind it: that takes seconds where
+# nothing is new, and lists agree in what they share.
+want=$(cat "$lists"-{core,models,torch,vllm}.txt "$root"/scripts/{setup_python.sh,cuda_stubs.py} | sha256sum)
 
-# Installs a list once; `from` holds further options of pip.
+# Installs a list once. The others are constraints, so that pip refuses lists that disagree.
 install() {
-  local list=$root/python/requirements-$1.txt stamp=$venv/$1.sha256 want
-  shift
-  want=$(sha256sum <"$list")
-  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then return; fi
-  [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
-  "$venv/bin/pip" install -q --disable-pip-version-check --progress-bar off "$@" -r "$list"
+  local list=$1 fetched=$2 stamp=$venv/$1.sha256
+  shift 2
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then return; fi
+  [ -f "$stamp" ] || printf '== Python packages for %s: %s are fetched once, into .venv\n' "$list" "$fetched"
+  rm -f "$stamp"
+  "$venv/bin/python" -c 'import pip' 2>/dev/null || "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check --progress-bar off -r "$lists-$list.txt" "$@"
+  if [ "$list" = torch ]; then
+    "$root/scripts/cuda_stubs.py" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch/lib"
+  fi
   printf '%s\n' "$want" >"$stamp"
 }
 
-install core
-if [ "$what" != core ]; then install models; fi
-if [ "$what" = torch ]; then
-  if [ -n "${TORCH_INDEX:-}" ]; then
-    # An index of one's own may have builds of the pinned version with a local version (+cpu).
-    pinned=$(sed -n 's/^torch==//p' "$root/python/requirements-torch.txt")
-    "$venv/bin/pip" install -q --disable-pip-version-check --progress-bar off \
-      --index-url "$TORCH_INDEX" "torch==$pinned"
-  fi
-  install torch
-fi
+constraints=(-c "$lists-torch.txt" -c "$lists-vllm.txt")
+case $what in core | models | torch | vllm) ;; *) echo "setup_python.sh: core, models, torch or vllm, not $what" >&2; exit 2 ;; esac
+install core "40 MB" "${constraints[@]}"
+[ "$what" != core ] || exit 0
+install models "30 MB" "${constraints[@]}"
+[ "$what" != models ] || exit 0
+install torch "650 MB" --no-deps
+[ "$what" != torch ] || exit 0
+[ "$(uname -m)" = x86_64 ] || { echo "vLLM for CPUs is here for x86-64 alone" >&2; exit 1; }
+install vllm "350 MB" --no-deps

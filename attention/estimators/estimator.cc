@@ -182,7 +182,10 @@ size_t EstimatorSummary::memory_bytes() const {
     add(m->mean_key(), m->key_m2(), m->mean_value(), m->cross(), m->covariance(), m->key_factor(),
         m->value_factor());
   }
-  if (const PhiCache* p = phi()) add(p->m(), p->u(), p->t());
+  if (const PhiCache* p = phi()) {
+    add(p->m(), p->u(), p->t());
+    bytes += p->apart_bytes();
+  }
   if (const ClusterSummary* c = clusters()) {
     add(c->counts(), c->mean_keys(), c->spreads(), c->mean_values());
   }
@@ -247,7 +250,8 @@ Result<EstimatorSummary> EstimatorSummary::Deserialize(const EstimatorSpec& spec
     if constexpr (requires { held.key_dim(); }) fits = fits && held.key_dim() == spec.key_dim;
     if constexpr (requires { held.d_phi(); }) {
       fits = fits && held.d_phi() == spec.phi_k->d_phi &&
-             held.dtype() == (spec.bf16 ? DType::kBf16 : DType::kF32);
+             held.dtype() == (spec.bf16 ? DType::kBf16 : DType::kF32) &&
+             (held.apart().empty() || held.apart().front().key.size() == spec.key_dim);
     }
     if constexpr (requires { held.has_cross(); }) {
       fits = fits && held.has_cross() == spec.cross && held.cross_rank() == spec.rank &&

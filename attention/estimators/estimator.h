@@ -47,9 +47,11 @@ class EstimatorSummary {
   uint64_t count() const;
   // `rows` must have the spec's dimensions.
   void Add(const RowsView& rows);
-  // kPhi: adds rows with given features, log phi [rows.count][d_phi]; -inf: none.
-  void AddFeatures(const RowsView& rows, std::span<const float> log_phi) {
-    std::get<PhiCache>(held_).AddFeatures(rows, log_phi);
+  // kPhi: adds rows with given features, log phi [rows.count][d_phi]; -inf: none. See
+  // PhiCache::AddFeatures.
+  void AddFeatures(const RowsView& rows, std::span<const float> log_phi,
+                   std::span<const uint32_t> outweighing) {
+    std::get<PhiCache>(held_).AddFeatures(rows, log_phi, outweighing);
   }
   // Adds the summary of a disjoint token set; kInvalidArgument when the specs differ, or when
   // either summary is for reading only (Keep).

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attention/estimators/byte_codec.h"
+#include "attention/estimators/outweighing.h"
 #include "attention/kernels/kernels.h"
 #include "attention/rows/row_blocks.h"
 
@@ -14,11 +15,12 @@ namespace prefixd {
 namespace {
 
 // Layout, little-endian: magic u32, version u16, flags u16, d_phi u32, value_dim u32,
-// count u64; then float32 m; u and T in float32 or, with kBf16Flag, bf16.
+// count u64, rows kept apart u32, their key_dim u32 (0 without); then float32 m; u and T in float32
+// or, with kBf16Flag, bf16; then of each row kept apart float32 key, value, log phi.
 constexpr uint32_t kPhiMagic = 0x48505850;  // "PXPH"
-constexpr uint16_t kPhiVersion = 1;
+constexpr uint16_t kPhiVersion = 2;
 constexpr uint16_t kBf16Flag = 1;
-constexpr size_t kPhiHeaderBytes = 24;
+constexpr size_t kPhiHeaderBytes = 32;
 constexpr uint32_t kMaxFeatures = 4096;
 constexpr uint32_t kMaxPhiDim = 1024;
 constexpr uint64_t kMaxPhiCount = uint64_t{1} << 32;
@@ -51,15 +53,35 @@ void PhiCache::Add(const RowsView& rows, const FeatureMap& phi_k) {
               std::span(keys).subspan(i * phi_k.in_dim, phi_k.in_dim));
     }
     phi_k.LogPhi(keys, part.count, log_phi);
-    AddFeatures(part, log_phi);
+    // Beside a single row there is nothing to compare with: those before and after it decide.
+    const std::vector<uint32_t> outweighing =
+        part.count == 1 ? std::vector<uint32_t>{0} : OutweighingRows(log_phi, part.count, d_phi_);
+    AddFeatures(part, log_phi, outweighing);
   }
 }
 
-void PhiCache::AddFeatures(const RowsView& rows, std::span<const float> log_phi) {
+void PhiCache::AddFeatures(const RowsView& rows, std::span<const float> given,
+                           std::span<const uint32_t> outweighing) {
   if (rows.count == 0) return;
-  assert(rows.shape.value_dim == value_dim_ && log_phi.size() == rows.count * d_phi_);
+  assert(rows.shape.value_dim == value_dim_ && given.size() == rows.count * d_phi_);
   PhiCache part(d_phi_, value_dim_);
   part.count_ = rows.count;
+  std::span<const float> log_phi = given;
+  std::vector<float> of_others;  // without the features of rows kept apart
+  if (!outweighing.empty()) {
+    of_others.assign(given.begin(), given.end());
+    log_phi = of_others;
+  }
+  for (const uint32_t i : outweighing) {
+    const auto features = std::span(of_others).subspan(size_t{i} * d_phi_, d_phi_);
+    ApartRow& row = part.apart_.emplace_back();
+    row.key.resize(rows.shape.key_dim);
+    row.value.resize(value_dim_);
+    ToFloat(rows.shape.dtype, rows.key(i), row.key);
+    ToFloat(rows.shape.dtype, rows.value(i), row.value);
+    row.log_phi.assign(features.begin(), features.end());
+    std::ranges::fill(features, kEmpty);
+  }
   for (size_t i = 0; i < rows.count; ++i) {
     const float* row = log_phi.data() + i * d_phi_;
     for (uint32_t f = 0; f < d_phi_; ++f) part.m_[f] = std::max(part.m_[f], row[f]);
@@ -86,11 +108,17 @@ void PhiCache::Merge(const PhiCache& other) {
   if (other.count_ == 0) return;
   if (count_ == 0) {
     *this = other;
-    dtype_ = DType::kF32;
-    return;
+  } else {
+    assert(d_phi_ == other.d_phi_ && value_dim_ == other.value_dim_);
+    AddSums(other);
+    count_ += other.count_;
+    apart_.insert(apart_.end(), other.apart_.begin(), other.apart_.end());
   }
   dtype_ = DType::kF32;
-  assert(d_phi_ == other.d_phi_ && value_dim_ == other.value_dim_);
+  Settle();
+}
+
+void PhiCache::AddSums(const PhiCache& other) {
   for (uint32_t f = 0; f < d_phi_; ++f) {
     const float m = std::max(m_[f], other.m_[f]);
     const double mine = Rescale(m_[f], m);
@@ -103,11 +131,42 @@ void PhiCache::Merge(const PhiCache& other) {
       row[l] = static_cast<float>(row[l] * mine + other_row[l] * theirs);
     }
   }
-  count_ += other.count_;
+}
+
+// Takes rows that outweigh the others no more, and those that are too many, into the sums.
+void PhiCache::Settle() {
+  while (!apart_.empty()) {
+    std::vector<double> excess(apart_.size(), -std::numeric_limits<double>::infinity());
+    std::vector<float> weights(apart_.size());
+    for (uint32_t f = 0; f < d_phi_; ++f) {
+      std::ranges::transform(apart_, weights.begin(),
+                             [&](const ApartRow& row) { return row.log_phi[f]; });
+      const double sum = m_[f] == kEmpty ? double{kEmpty} : m_[f] + std::log(double{u_[f]});
+      RaiseExcess(weights, sum, excess);
+    }
+    const auto least = std::ranges::min_element(excess);
+    if (*least > kOutweighs && apart_.size() <= kMostApart) return;
+    const auto row = apart_.begin() + (least - excess.begin());
+    PhiCache one(d_phi_, value_dim_);
+    for (uint32_t f = 0; f < d_phi_; ++f) {
+      if (row->log_phi[f] == kEmpty) continue;
+      one.m_[f] = row->log_phi[f];
+      one.u_[f] = 1;
+      std::ranges::copy(row->value, one.t_.begin() + static_cast<ptrdiff_t>(f) * value_dim_);
+    }
+    AddSums(one);
+    apart_.erase(row);
+  }
 }
 
 size_t PhiCache::bytes() const {
-  return m_.size() * sizeof(float) + (u_.size() + t_.size()) * DTypeBytes(dtype_);
+  return m_.size() * sizeof(float) + (u_.size() + t_.size()) * DTypeBytes(dtype_) + apart_bytes();
+}
+
+size_t PhiCache::apart_bytes() const {
+  size_t floats = 0;
+  for (const ApartRow& row : apart_) floats += row.key.size() + row.value.size() + d_phi_;
+  return floats * sizeof(float);
 }
 
 PhiCache PhiCache::RoundedToBf16() const {
@@ -127,6 +186,8 @@ std::vector<std::byte> PhiCache::Serialize() const {
   out.Put(d_phi_);
   out.Put(value_dim_);
   out.Put(count_);
+  out.Put(static_cast<uint32_t>(apart_.size()));
+  out.Put(apart_.empty() ? 0u : static_cast<uint32_t>(apart_.front().key.size()));
   for (float m : m_) out.Put(m);  // -inf where no token has the feature
   if (dtype_ == DType::kBf16) {
     for (float x : u_) out.Put(FloatToBf16(x));
@@ -134,6 +195,11 @@ std::vector<std::byte> PhiCache::Serialize() const {
   } else {
     out.PutFloats(u());
     out.PutFloats(t());
+  }
+  for (const ApartRow& row : apart_) {
+    out.PutFloats(std::span<const float>(row.key));
+    out.PutFloats(std::span<const float>(row.value));
+    for (float x : row.log_phi) out.Put(x);
   }
   return out.Take();
 }
@@ -149,15 +215,21 @@ Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
   const uint32_t d_phi = in.Get<uint32_t>();
   const uint32_t value_dim = in.Get<uint32_t>();
   const uint64_t count = in.Get<uint64_t>();
+  const uint32_t apart = in.Get<uint32_t>(), key_dim = in.Get<uint32_t>();
   if (d_phi > kMaxFeatures || value_dim > kMaxPhiDim || (d_phi == 0) != (value_dim == 0)) {
     return corrupt("dimensions out of range");
+  }
+  if (apart > std::min<uint64_t>(kMostApart, count) || key_dim > kMaxPhiDim ||
+      (apart == 0) != (key_dim == 0)) {
+    return corrupt("rows kept apart out of range");
   }
   if (count > kMaxPhiCount || (d_phi == 0 && count != 0))
     return corrupt("token count out of range");
   PhiCache cache;
   cache.dtype_ = flags & kBf16Flag ? DType::kBf16 : DType::kF32;
   const size_t sums = size_t{d_phi} * (size_t{value_dim} + 1);
-  if (in.remaining() != d_phi * sizeof(float) + sums * DTypeBytes(cache.dtype_)) {
+  const size_t apart_floats = apart * (size_t{key_dim} + value_dim + d_phi);
+  if (in.remaining() != (d_phi + apart_floats) * sizeof(float) + sums * DTypeBytes(cache.dtype_)) {
     return corrupt("size does not fit its shape");
   }
 
@@ -174,6 +246,17 @@ Result<PhiCache> PhiCache::Deserialize(std::span<const std::byte> bytes) {
   } else {
     cache.u_ = in.GetFloats<float>(d_phi);
     cache.t_ = in.GetFloats<float>(size_t{d_phi} * value_dim);
+  }
+  for (uint32_t i = 0; i < apart; ++i) {
+    ApartRow& row = cache.apart_.emplace_back();
+    row.key = in.GetFloats<float>(key_dim);
+    row.value = in.GetFloats<float>(value_dim);
+    row.log_phi = in.GetFloats<float>(d_phi);
+    const auto none = [](float x) { return !(x < std::numeric_limits<float>::infinity()); };
+    if (!AllFinite<float>(row.key) || !AllFinite<float>(row.value) ||
+        std::ranges::any_of(row.log_phi, none)) {
+      return corrupt("holds NaN or infinity");
+    }
   }
   if (!AllFinite<float>(cache.u_) || !AllFinite<float>(cache.t_)) {
     return corrupt("holds NaN or infinity");

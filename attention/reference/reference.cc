@@ -274,8 +274,17 @@ Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form) {
   // u_K and T_K with the cache's own m [38, 39].
   Vector u_k(d_phi);
   std::vector<Vector> t_k(d_phi, Vector(dv));
+  std::vector<const ApartRow*> apart;  // not retrieved
+  for (const ApartRow& row : phi.apart()) apart.push_back(&row);
   for (size_t i = 0; i < in.retrieved.count; ++i) {
     const Vector key = Key(in.retrieved, i), value = Value(in.retrieved, i);
+    const auto own = std::ranges::find_if(apart, [&](const ApartRow* row) {
+      return std::ranges::equal(row->key, key) && std::ranges::equal(row->value, value);
+    });
+    if (own != apart.end()) {
+      apart.erase(own);
+      continue;
+    }
     const Vector log_k = LogPhi(*in.phi_k, std::vector<float>(key.begin(), key.end()));
     for (uint32_t f = 0; f < d_phi; ++f) {
       if (phi.m()[f] == -kInf) continue;
@@ -303,10 +312,23 @@ Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form) {
       out.y[l] += p * (phi.t()[size_t{f} * dv + l] - t_k[f][l]);
     }
   }
-  if (!(z_rest > kNegligibleShare)) return {-kInf, Vector(dv), z_rest};
   out.share = z_rest;
-  for (double& y : out.y) y /= z_rest;
-  out.log_z = Bracketed(log_z_mid + std::log(z_rest), in, g);
+  Vector log_parts, scores;
+  const bool left = z_rest > kNegligibleShare;
+  if (left) log_parts.push_back(log_z_mid + std::log(z_rest));
+  for (const ApartRow* row : apart) {
+    double score = 0;
+    for (size_t j = 0; j < row->key.size(); ++j) score += double{row->key[j]} * Query(in, g)[j];
+    scores.push_back(in.layer.scale * score);
+    log_parts.push_back(scores.back());
+  }
+  if (log_parts.empty()) return {-kInf, Vector(dv), z_rest};
+  const double log_z = LogSumExp(log_parts);
+  for (double& y : out.y) y = left ? y / z_rest * std::exp(log_parts[0] - log_z) : 0;
+  for (size_t i = 0; i < apart.size(); ++i) {
+    for (uint32_t l = 0; l < dv; ++l) out.y[l] += std::exp(scores[i] - log_z) * apart[i]->value[l];
+  }
+  out.log_z = Bracketed(log_z, in, g);
   return out;
 }
 

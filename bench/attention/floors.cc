@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "bench/attention/timing.h"
-#include "bench/support/read_bandwidth.h"
+#include "measure/timing/read_bandwidth.h"
 
 namespace prefixd::bench {
 namespace {
@@ -58,7 +58,8 @@ double ReadBandwidth(Team& team, const RowMemory& memory, size_t begin, size_t b
     team.ForEach(bytes / kPiece,
                  [&](size_t p) { sink += TouchLines(memory.data() + begin + p * kPiece, kPiece); });
   });
-  return static_cast<double>(bytes / kPiece * kPiece) / seconds;
+  const auto copied = bytes / kPiece * kPiece;  // whole pieces
+  return static_cast<double>(copied) / seconds;
 }
 
 double GatherSeconds(Team& team, const Layers& layers, size_t layer,

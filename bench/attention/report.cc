@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "bench/support/run_facts.h"
+#include "measure/timing/run_facts.h"
 
 namespace prefixd::bench {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/statistics.h"
+#include "measure/timing/statistics.h"
 
 namespace prefixd::bench {
 

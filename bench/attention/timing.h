@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "bench/support/statistics.h"
+#include "measure/timing/statistics.h"
 
 namespace prefixd::bench {
 

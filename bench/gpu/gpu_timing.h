@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/statistics.h"
 #include "gpu/device/device_buffer.h"
+#include "measure/timing/statistics.h"
 #include "prefixd/result.h"
 
 namespace prefixd::bench {

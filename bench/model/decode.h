@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/statistics.h"
 #include "decoder/attention/attention_backend.h"
 #include "decoder/model/model.h"
+#include "measure/timing/statistics.h"
 #include "prefixd/client.h"
 
 namespace prefixd::bench {

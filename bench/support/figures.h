@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/run_facts.h"
-#include "bench/support/statistics.h"
+#include "measure/timing/run_facts.h"
+#include "measure/timing/statistics.h"
 
 namespace prefixd::bench {
 

@@ -151,6 +151,9 @@ pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client) {
       connect.reconnect_ms = never ? 0 : given.reconnect_ms;
     }
     connect.spin_us = given.spin_us;
+    connect.tls_ca = Text(given.tls_ca);
+    connect.tls_certificate = Text(given.tls_certificate);
+    connect.tls_key = Text(given.tls_key);
     PREFIXD_ASSIGN(auto connected, Connect(Text(given.address), connect));
     *client = new pfx_store{std::move(connected)};
     return {};
@@ -238,6 +241,21 @@ pfx_code pfx_match_end(pfx_pending_match* match, pfx_match_result* result) {
   });
 }
 
+pfx_code pfx_explain(pfx_store* client, const pfx_match_options* options, const char* identity_json,
+                     char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    ExplainSpec spec;
+    if (identity_json != nullptr) {
+      const std::string wrapped = R"({"identity": )" + std::string(identity_json) + "}";
+      PREFIXD_ASSIGN(spec, wire::FromText<ExplainSpec>(wrapped, "explain"));
+    }
+    PREFIXD_ASSIGN(spec.match, SpecOf(options));
+    PREFIXD_ASSIGN(const auto explanation, client->client->Explain(spec));
+    return ReturnText(wire::ToText(explanation), json);
+  });
+}
+
 pfx_code pfx_list_prefixes(pfx_store* client, const char* list_json, char** json) {
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
@@ -274,6 +292,17 @@ pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress prog
   return Guard([&]() -> Status {
     if (client == nullptr) return Null("client");
     return client->client->WaitReady(Text(prefix), Progress(progress, user));
+  });
+}
+
+pfx_code pfx_rewrite(pfx_store* client, const char* prefix, const char* kind, pfx_progress progress,
+                     void* user, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    PREFIXD_ASSIGN(const auto how, RewriteKindFromName(Text(kind)));
+    PREFIXD_ASSIGN(const auto result,
+                   client->client->Rewrite(Text(prefix), how, Progress(progress, user)));
+    return ReturnText(wire::ToText(result), json);
   });
 }
 

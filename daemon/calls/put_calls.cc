@@ -29,6 +29,7 @@ Result<Json> RequestHandler::BeginPut(const Request& request) {
   if (limits_.put_slots) {
     PREFIXD_ASSIGN(slot, limits_.put_slots->Take(peer_.tenant));
   }
+  const auto begun = Clock::now();
   spec.wait_ms = 0;  // a client waits by asking again, which holds no worker
   PREFIXD_ASSIGN(auto stream, store_.BeginPut(spec));
   PREFIXD_ASSIGN(const ModelSpec model, store_.Model(spec.model));  // held by the put
@@ -36,7 +37,7 @@ Result<Json> RequestHandler::BeginPut(const Request& request) {
   Json reply = {{"put", handle},
                 {"missing", ToJson(stream->missing())},
                 {"geometry", ToJson(model.geometry)}};
-  puts_.emplace(handle, Put{std::move(stream), Clock::now(), std::move(slot)});
+  puts_.emplace(handle, Put{std::move(stream), Clock::now(), std::move(slot), spec.model, begun});
   return reply;
 }
 
@@ -57,7 +58,7 @@ Result<Json> RequestHandler::OnPut(const Request& request) {
       reply = PutQueries(request, put);
       break;
     case wire::MessageType::kPutCommit:
-      reply = PutCommit(put, &ended);
+      reply = PutCommit(it->second, &ended);
       break;
     default:
       put.Abort();
@@ -92,12 +93,18 @@ Result<Json> RequestHandler::PutQueries(const Request& request, PutStream& put) 
   return Json::object();
 }
 
-Result<Json> RequestHandler::PutCommit(PutStream& put, bool* ended) {
-  const Result<PutResult> result = put.Commit();
+Result<Json> RequestHandler::PutCommit(const Put& put, bool* ended) {
+  const auto begun = Clock::now();
+  const Result<PutResult> result = put.stream->Commit();
   // Where rows are missing, or the call ended before it, the put can go on.
   *ended = result.ok() ||
            (result.error().code != Code::kFailedPrecondition && !EndedEarly(result.error()));
   if (!result.ok()) return result.error();
+  Took(Timed::kCommit, begun);
+  Took(Timed::kPut, put.begun);
+  if (limits_.watch != nullptr) {
+    limits_.watch->Stored(put.model, result->stored_tokens, Clock::now() - put.begun);
+  }
   return ToJson(*result);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/session_arguments.h"
+#include "daemon/watch/status.h"
 
 namespace prefixd::daemon {
 
@@ -39,6 +40,15 @@ Result<std::vector<Extent>> Extents(const Json& control, const char* key, uint64
 }
 
 }  // namespace
+
+std::string RequestId(uint64_t connection, uint64_t number, const Json& control) {
+  std::string id = "c" + std::to_string(connection) + "-" + std::to_string(number);
+  const auto trace = control.find("trace");
+  if (trace == control.end() || !trace->is_string()) return id;
+  const auto& text = trace->get_ref<const std::string&>();
+  if (!text.empty()) id += "/" + text.substr(0, kMaxTraceBytes);
+  return id;
+}
 
 RequestHandler::RequestHandler(Store& store, Peer peer, std::span<std::byte> region,
                                HandlerLimits limits,
@@ -74,12 +84,14 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
 void RequestHandler::ReleaseAll() {
   puts_.clear();  // a put destroyed before its commit is aborted
   held_rows_.clear();
-  for (auto& [handle, attached] : sessions_) (void)attached.session->Detach();
+  snapshot_.reset();
+  for (const auto& [handle, attached] : sessions_) (void)End(attached);
   sessions_.clear();
 }
 
 Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& progress,
                                       Response* response) {
+  PREFIXD_TRY(CheckRight(request.type));
   switch (request.type) {
     case MessageType::kRegisterModel:
       return RegisterModel(request);
@@ -136,7 +148,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return ListPrefixes(request);
     case MessageType::kPrefix: {
       PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
-      PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(id));
+      PREFIXD_TRY(OwnPrefix(id));
+      PREFIXD_ASSIGN(const PrefixDetail detail, store_.Prefix(id));
       return ToJson(detail);
     }
     case MessageType::kRemove:
@@ -146,7 +159,13 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
     case MessageType::kWaitReady:
       return WaitReady(request, progress);
     case MessageType::kStats:
-      return Stats();
+      return Stats(request);
+    case MessageType::kExplain:
+      return Explain(request);
+    case MessageType::kRewrite:
+      return Rewrite(request, progress);
+    case MessageType::kSnapshot:
+      return TakeSnapshot();
     case MessageType::kSetLifetime:
       return SetLifetime(request);
     default:
@@ -239,6 +258,36 @@ void RequestHandler::HandOver(const Request& request, Outputs outputs, Response*
 
 // ---- tenants ----------------------------------------------------------------------------------
 
+Status RequestHandler::CheckRight(MessageType type) const {
+  const auto lacks = [&](const char* right) {
+    return Error{Code::kFailedPrecondition,
+                 "message " + std::string(wire::MessageName(type)) + " takes the right '" + right +
+                     "', which this connection does not have (auth.tokens)"};
+  };
+  switch (type) {
+    case MessageType::kRegisterModel:
+    case MessageType::kRemoveModel:
+    case MessageType::kBeginPut:
+    case MessageType::kPutWrite:
+    case MessageType::kPutQueries:
+    case MessageType::kPutCommit:
+    case MessageType::kPutAbort:
+    case MessageType::kRemove:
+    case MessageType::kSetLifetime:
+    case MessageType::kRewrite:
+      if (!peer_.write) return lacks("write");
+      return {};
+    case MessageType::kModel:
+    case MessageType::kListModels:
+    case MessageType::kWaitReady:
+    case MessageType::kStats:
+      return {};  // who stores asks this too
+    default:
+      if (!peer_.read) return lacks("read");
+      return {};
+  }
+}
+
 Result<std::string> RequestHandler::TenantFor(const std::string& named) const {
   if (named.empty() || named == peer_.tenant) return peer_.tenant;
   if (peer_.admin) return named;
@@ -246,12 +295,11 @@ Result<std::string> RequestHandler::TenantFor(const std::string& named) const {
                          named + "'");
 }
 
-Result<PrefixDetail> RequestHandler::OwnPrefix(const std::string& id) const {
-  auto detail = store_.Prefix(id);
-  if (!detail.ok())
-    return detail.error().code == Code::kNotFound ? NoSuchPrefix(id) : detail.error();
-  if (!peer_.admin && detail->summary.tenant != peer_.tenant) return NoSuchPrefix(id);
-  return detail;
+Result<std::string> RequestHandler::OwnPrefix(const std::string& id) const {
+  auto tenant = store_.TenantOf(id);
+  if (!tenant.ok() && tenant.error().code != Code::kNotFound) return tenant;
+  if (!tenant.ok() || (!peer_.admin && *tenant != peer_.tenant)) return NoSuchPrefix(id);
+  return tenant;
 }
 
 // ---- models, prefixes ---------------------------------------------------------------------------
@@ -278,16 +326,16 @@ Result<Json> RequestHandler::RegisterModel(const Request& request) {
   return Json::object();
 }
 
-Result<Json> RequestHandler::Stats() const {
+Result<Json> RequestHandler::Stats(const Request& request) const {
   PREFIXD_ASSIGN(RuntimeStats stats, store_.Stats());
-  if (!peer_.admin) {  // even the names of other tenants stay hidden
-    std::erase_if(stats.tenants, [&](const TenantStats& t) { return t.tenant != peer_.tenant; });
-    std::erase_if(stats.memory_tenants,
-                  [&](const MemoryOfTenant& t) { return t.tenant != peer_.tenant; });
-    std::erase_if(stats.host_tenants,
-                  [&](const HostTierTenant& t) { return t.tenant != peer_.tenant; });
+  const Viewer viewer =
+      peer_.admin ? Viewer{Viewer::Sees::kAll, ""} : Viewer{Viewer::Sees::kTenant, peer_.tenant};
+  KeepVisible(viewer, &stats);  // even the names of other tenants stay hidden
+  Json reply = {{"runtime", ToJson(stats)}, {"server", ToJson(server_stats_())}};
+  if (limits_.watch != nullptr && request.control.value("watch", Json(false)) == Json(true)) {
+    reply["watch"] = WatchJson(*limits_.watch, viewer);
   }
-  return Json{{"runtime", ToJson(stats)}, {"server", ToJson(server_stats_())}};
+  return reply;
 }
 
 Result<Json> RequestHandler::Match(const Request& request) const {
@@ -297,19 +345,10 @@ Result<Json> RequestHandler::Match(const Request& request) const {
   PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
+  const auto begun = Clock::now();
   PREFIXD_ASSIGN(const PrefixMatch match, store_.Match(spec));
+  Took(Timed::kMatch, begun);
   return ToJson(match);
-}
-
-// Others may be about to put under an idle model, so only the daemon's own user removes one.
-Result<Json> RequestHandler::RemoveModel(const Request& request) {
-  PREFIXD_ASSIGN(const auto name, Field<std::string>(request.control, "model"));
-  if (!peer_.trusted) {
-    return Error{Code::kFailedPrecondition,
-                 "models are removed by the daemon's own user over its Unix socket"};
-  }
-  PREFIXD_TRY(store_.RemoveModel(name));
-  return Json::object();
 }
 
 Result<Json> RequestHandler::ListPrefixes(const Request& request) const {
@@ -323,8 +362,8 @@ Result<Json> RequestHandler::ListPrefixes(const Request& request) const {
 
 Result<Json> RequestHandler::Remove(const Request& request) {
   PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
-  PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
-  PREFIXD_TRY(store_.Remove(detail.summary.id));
+  PREFIXD_TRY(OwnPrefix(id));
+  PREFIXD_TRY(store_.Remove(id));
   return Json::object();
 }
 
@@ -333,26 +372,9 @@ Result<Json> RequestHandler::SetLifetime(const Request& request) {
   const Json nothing = Json::object();
   PREFIXD_ASSIGN(const auto lifetime,
                  FromJson<Lifetime>(request.control.value("lifetime", nothing), "lifetime"));
-  PREFIXD_ASSIGN(const auto detail, OwnPrefix(id));
-  PREFIXD_TRY(store_.SetLifetime(detail.summary.id, lifetime));
+  PREFIXD_TRY(OwnPrefix(id));
+  PREFIXD_TRY(store_.SetLifetime(id, lifetime));
   return Json::object();
-}
-
-Result<Json> RequestHandler::Verify(const Request& request, const ProgressFn& progress) {
-  PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
-  if (!id.empty()) PREFIXD_TRY(OwnPrefix(id));
-  const bool one_tenant = id.empty() && (!peer_.admin || request.control.contains("tenant"));
-  if (!one_tenant) {
-    PREFIXD_ASSIGN(const VerifySummary summary, store_.Verify(id, progress));
-    return ToJson(summary);
-  }
-  std::string tenant = peer_.tenant;
-  if (request.control.contains("tenant")) {
-    PREFIXD_ASSIGN(const auto named, Field<std::string>(request.control, "tenant"));
-    PREFIXD_ASSIGN(tenant, TenantFor(named));
-  }
-  PREFIXD_ASSIGN(const VerifySummary summary, store_.VerifyTenant(tenant, progress));
-  return ToJson(summary);
 }
 
 Result<Json> RequestHandler::WaitReady(const Request& request, const ProgressFn& progress) {

@@ -1,9 +1,9 @@
 // Carries out the requests of one connection on the store; connection.h does the transport. The
 // handler owns the connection's sessions and puts, so that they end with it.
 //
-// Thread-safety: one thread at a time calls Handle, except that verify and wait_ready may run
-// beside any other call. StepInSlot may be called concurrently, beside all others but ReleaseAll.
-// Tenants: every request is confined to the peer's tenant unless the peer is
+// Thread-safety: one thread at a time calls Handle, except that verify, wait_ready, match, explain
+// and rewrite may run beside any other call. StepInSlot may be called concurrently, beside all
+// others but ReleaseAll. Tenants: every request is confined to the peer's tenant unless the peer is
 // an admin; prefixes of other tenants look absent.
 #pragma once
 
@@ -20,7 +20,9 @@
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "daemon/calls/slow_steps.h"
 #include "daemon/limits/slots.h"
+#include "daemon/watch/watch.h"
 #include "prefixd/result.h"
 #include "prefixd/store.h"
 #include "protocol/codec.h"
@@ -34,6 +36,7 @@ struct Peer {
   bool admin = false;    // requested and allowed
   bool trusted = false;  // the daemon's own user (or root) over a Unix socket
   bool local = false;    // connected over a Unix socket, which can pass descriptors
+  bool read = true, write = true;
 };
 
 struct Request {
@@ -41,6 +44,7 @@ struct Request {
   bool shared = false;  // tensors lie in the connection's region
   wire::Json control = wire::Json::object();
   std::vector<std::byte> payload;
+  std::string id = {};  // RequestId
 };
 
 struct Response {
@@ -86,10 +90,18 @@ struct HandlerLimits {
   uint64_t max_payload_bytes = 256ull << 20;
   uint64_t max_puts = 16;
   MemoryAccount account = {};  // for what a call copies and answers
-  // Of the whole daemon; null: not bounded. They outlive the handler.
+  // Of the whole daemon; null: not bounded. All of these outlive the handler.
   Slots* put_slots = nullptr;
   Slots* session_slots = nullptr;
+  Watch* watch = nullptr;  // where calls are counted; null: nowhere
+  SlowSteps* slow_steps = nullptr;
+  uint64_t connection = 0;  // for the ids of requests
 };
+
+// The id under which a call stands in logs: "c12-345", and with what the client calls it
+// "c12-345/NAME". Steps that come through a ring have no number: "c12-ring".
+std::string RequestId(uint64_t connection, uint64_t number, const wire::Json& control);
+inline constexpr size_t kMaxTraceBytes = 64;
 
 class RequestHandler {
  public:
@@ -114,10 +126,13 @@ class RequestHandler {
     std::unique_ptr<PutStream> stream;
     Clock::time_point last_used;
     Slots::Slot slot;
+    std::string model;
+    Clock::time_point begun;
   };
   struct Attached {
     std::shared_ptr<Session> session;
     Slots::Slot slot;
+    uint64_t watched = 0;  // its number in Watch
   };
   struct HeldRows {
     std::shared_ptr<const void> hold;
@@ -143,32 +158,44 @@ class RequestHandler {
     Result<std::span<float>> Floats(size_t i);
   };
 
+  // Notes how long a call took from `begun` until now.
+  void Took(Timed what, Watch::Clock::time_point begun) const {
+    if (limits_.watch != nullptr) limits_.watch->Took(what, Watch::Clock::now() - begun);
+  }
   Result<wire::Json> Dispatch(const Request& request, const ProgressFn& progress,
                               Response* response);
   Result<Inputs> ReadInputs(const Request& request) const;
   Result<Outputs> ReadOutputs(const Request& request) const;
   void HandOver(const Request& request, Outputs outputs, Response* response) const;
 
+  Status CheckRight(wire::MessageType type) const;
   Result<std::string> TenantFor(const std::string& named) const;
-  Result<PrefixDetail> OwnPrefix(const std::string& id) const;
+  // Returns whose prefix it is. Another tenant's looks, and takes as long, as one that nobody has:
+  // nothing else is asked of the store before this was.
+  Result<std::string> OwnPrefix(const std::string& id) const;
 
   // One function per message; it returns the reply's control part.
   Result<wire::Json> RegisterModel(const Request& request);
-  Result<wire::Json> Stats() const;
+  Result<wire::Json> Stats(const Request& request) const;
   Result<wire::Json> Match(const Request& request) const;
-  Result<wire::Json> RemoveModel(const Request& request);
   Result<wire::Json> ListPrefixes(const Request& request) const;
   Result<wire::Json> Remove(const Request& request);
   Result<wire::Json> SetLifetime(const Request& request);
-  Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
   Result<wire::Json> WaitReady(const Request& request, const ProgressFn& progress);
+
+  // operator_calls.cc
+  Result<wire::Json> Explain(const Request& request) const;
+  Result<wire::Json> RemoveModel(const Request& request);
+  Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
+  Result<wire::Json> Rewrite(const Request& request, const ProgressFn& progress);
+  Result<wire::Json> TakeSnapshot();
 
   // put_calls.cc
   Result<wire::Json> BeginPut(const Request& request);
   Result<wire::Json> OnPut(const Request& request);  // whatever names an open put
   Result<wire::Json> PutWrite(const Request& request, PutStream& put);
   Result<wire::Json> PutQueries(const Request& request, PutStream& put);
-  Result<wire::Json> PutCommit(PutStream& put, bool* ended);
+  Result<wire::Json> PutCommit(const Put& put, bool* ended);
 
   // session_calls.cc
   Result<wire::Json> Attach(const Request& request);
@@ -187,6 +214,8 @@ class RequestHandler {
   Result<wire::Json> Detach(const Request& request);
   Result<std::shared_ptr<Session>> FindSession(const wire::Json& control) const;
   std::shared_ptr<Session> SessionOf(uint64_t handle) const;  // null: there is none
+  // Detaches it, and keeps what it read.
+  Result<SessionReport> End(const Attached& attached);
 
   // ring_steps.cc
   Status RunSteps(std::span<std::byte> slot, StepScratch& scratch, StepServed* served);
@@ -201,6 +230,7 @@ class RequestHandler {
   mutable std::mutex sessions_mutex_;
   std::map<uint64_t, Attached> sessions_;
   std::map<uint64_t, HeldRows> held_rows_;
+  std::unique_ptr<Snapshot> snapshot_;  // as long as the connection
 };
 
 }  // namespace prefixd::daemon

@@ -38,6 +38,10 @@ StepServed RequestHandler::StepInSlot(std::span<std::byte> slot, StepScratch& sc
   scratch.memory.Set(BytesOf(scratch));
   served.ok = ran.ok();
   if (!ran.ok()) {
+    if (limits_.watch != nullptr) {
+      limits_.watch->Failed(peer_.tenant, "step",
+                            "c" + std::to_string(limits_.connection) + "-ring", ran.error());
+    }
     const wire::StepOutcome outcome = wire::EncodeError(
         ran.error(),
         slot.subspan(kStepHeaderBytes, std::min(kMostErrorBytes, slot.size() - kStepHeaderBytes)));
@@ -59,6 +63,7 @@ Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepS
   s.entries.resize(n);
   PREFIXD_TRY(wire::DecodeStepEntries(s.request, header, slot.size(), s.entries));
 
+  const bool slow = limits_.slow_steps != nullptr && limits_.slow_steps->on();
   size_t floats = 0;
   for (const wire::StepEntry& e : s.entries) floats += size_t{e.y_size} + e.lse_size;
   s.answers.resize(floats);
@@ -76,14 +81,20 @@ Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepS
                        Floats(s.request, places.q, e.q_size),
                        answers.subspan(at, e.y_size),
                        answers.subspan(at + e.y_size, e.lse_size),
-                       e.info ? &s.infos[i] : nullptr,
+                       e.info || slow ? &s.infos[i] : nullptr,
                        {},
                        e.heads});
     at += size_t{e.y_size} + e.lse_size;
   }
+  const auto begun = Clock::now();
   {
     const CallScope scope(CallLimits::Of(header.deadline_ms, nullptr));
     store_.StepBatch(s.steps);  // a step of no session fails alone
+  }
+  Took(Timed::kStep, begun);
+  if (slow) {
+    limits_.slow_steps->Note(Clock::now() - begun, s.steps,
+                             "c" + std::to_string(limits_.connection) + "-ring");
   }
   served->steps = n;
 

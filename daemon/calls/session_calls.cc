@@ -56,21 +56,24 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   if (!in.tensors.empty()) {
     PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));
   }
-  if (peer_.admin && spec.tokens.empty() && !spec.prefix.empty()) {  // an id names its tenant
-    PREFIXD_ASSIGN(const PrefixDetail detail, OwnPrefix(spec.prefix));
-    spec.tenant = detail.summary.tenant;
+  if (spec.tokens.empty() && !spec.prefix.empty()) {
+    PREFIXD_ASSIGN(const std::string tenant, OwnPrefix(spec.prefix));
+    if (peer_.admin) spec.tenant = tenant;  // an id names its tenant
   }
   Slots::Slot slot;
   if (limits_.session_slots) {
     PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
   }
+  const auto begun = Clock::now();
   PREFIXD_ASSIGN(auto session, store_.Attach(spec));
+  Took(Timed::kAttach, begun);
+  const uint64_t watched = limits_.watch != nullptr ? limits_.watch->Attached(session) : 0;
   const uint64_t handle = next_handle_++;
   Json reply = {{"session", handle},
                 {"info", ToJson(session->info())},
                 {"policy", ToJson(session->policy())}};
   std::lock_guard lock(sessions_mutex_);
-  sessions_.emplace(handle, Attached{std::move(session), std::move(slot)});
+  sessions_.emplace(handle, Attached{std::move(session), std::move(slot), watched});
   return reply;
 }
 
@@ -109,7 +112,12 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
     runnable.push_back({session->get(), layer, queries[i], y, lse, &infos[i], {}, heads});
     index.push_back(i);
   }
+  const auto begun = Clock::now();
   store_.StepBatch(runnable);
+  Took(Timed::kStep, begun);
+  if (limits_.slow_steps != nullptr) {
+    limits_.slow_steps->Note(Clock::now() - begun, runnable, request.id);
+  }
   for (size_t r = 0; r < runnable.size(); ++r) statuses[index[r]] = std::move(runnable[r].status);
 
   Json results = Json::array();
@@ -289,16 +297,27 @@ Result<Json> RequestHandler::Report(const Request& request) {
   return ToJson(session->report());
 }
 
+Result<SessionReport> RequestHandler::End(const Attached& attached) {
+  Result<SessionReport> report = attached.session->Detach();
+  if (limits_.watch != nullptr) {
+    limits_.watch->Detached(attached.watched,
+                            report.ok() ? report->total : attached.session->report().total);
+  }
+  return report;
+}
+
 Result<Json> RequestHandler::Detach(const Request& request) {
-  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
-  Result<SessionReport> report = session->Detach();
   PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "session"));
+  Attached ended;
   {
     std::lock_guard lock(sessions_mutex_);
-    sessions_.erase(handle);
+    const auto it = sessions_.find(handle);
+    if (it == sessions_.end()) return NoSession(handle);
+    ended = std::move(it->second);
+    sessions_.erase(it);
   }
-  if (!report.ok()) return report.error();
-  return ToJson(*report);
+  PREFIXD_ASSIGN(const SessionReport report, End(ended));
+  return ToJson(report);
 }
 
 }  // namespace prefixd::daemon

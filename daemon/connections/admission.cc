@@ -4,9 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "prefixd/version.h"
@@ -14,18 +13,8 @@
 namespace prefixd::daemon {
 namespace {
 
-constexpr size_t kMaxTenantBytes = 256;
 constexpr uint64_t kLeastRegionBytes = 1 << 20;
 constexpr uint32_t kRingSlots = 16;
-
-// The time depends on the lengths alone, so that it tells nothing about the contents.
-bool SameToken(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() != b.size();
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  }
-  return difference == 0;
-}
 
 // Regions together take a quarter of the memory at most: clients that only hold one must not keep
 // calls from theirs.
@@ -57,35 +46,30 @@ void MakeRing(const ServerContext& context, Admission& a) {
   a.reply.ring_slot_bytes = shape.slot_bytes;
 }
 
-bool SameUser(int fd) {
+// Nobody where the system does not say who: such a peer has no rights of its own.
+std::optional<uid_t> UserOf(int fd) {
   ucred peer{};
   socklen_t length = sizeof(peer);
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
-         (peer.uid == ::geteuid() || peer.uid == 0);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return peer.uid;
 }
 
 }  // namespace
 
 Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool local, int socket,
                         uint64_t id) {
-  if (!local && !context.token.empty() && !SameToken(hello.token, context.token)) {
-    return Error{Code::kFailedPrecondition,
-                 "the daemon asks TCP clients for a token; this one is missing or wrong"};
-  }
-  if (hello.tenant.size() > kMaxTenantBytes) {
-    return InvalidArgument("the tenant's name is longer than 256 bytes");
-  }
   Admission a;
-  a.peer.tenant = hello.tenant;
-  if (context.memory) a.account = context.memory->Of(hello.tenant);
-  a.peer.local = local;
-  a.peer.trusted = local && SameUser(socket);
-  a.peer.admin = hello.admin;
-  if (hello.admin && !a.peer.trusted) {
-    return Error{Code::kFailedPrecondition,
-                 "access to all tenants is for the daemon's own user over its Unix socket"};
-  }
-  PREFIXD_TRY(context.limits.Greet(id, hello.tenant, a.peer.admin));
+  const auto user = local ? UserOf(socket) : std::nullopt;
+  PREFIXD_ASSIGN(a.credential, context.access.Admit(hello, user));
+  const Grant& grant = a.credential.grant;
+  if (context.memory) a.account = context.memory->Of(grant.tenant);
+  a.peer = {.tenant = grant.tenant,
+            .admin = grant.admin,
+            .trusted = a.credential.own,
+            .local = local,
+            .read = grant.read,
+            .write = grant.write};
+  PREFIXD_TRY(context.limits.Greet(id, a.peer.tenant, a.peer.admin));
   a.reply.server = std::string("prefixd ") + PREFIXD_VERSION;
   a.reply.pid = static_cast<uint32_t>(::getpid());
   a.reply.max_payload_bytes = context.config.max_frame_mib << 20;

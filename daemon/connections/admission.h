@@ -1,6 +1,7 @@
 // Decides on a hello whether a client may connect, and with which rights.
 #pragma once
 
+#include "daemon/access/access.h"
 #include "daemon/calls/request_handler.h"
 #include "daemon/connections/server_context.h"
 #include "prefixd/result.h"
@@ -11,6 +12,7 @@
 namespace prefixd::daemon {
 
 struct Admission {
+  Credential credential;
   Peer peer;
   wire::HelloReply reply;
   SharedRegion region;  // empty: not requested, not allowed, or not to be had

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <string>
 
 #include "base/call_scope.h"
 #include "daemon/calls/request_handler.h"
@@ -26,6 +27,7 @@ struct Call {
   const bool in_turn;
   Response response;
   CallCanceller canceller;
+  std::string id;  // RequestId; empty until its control part is unpacked
 };
 
 class CallQueue {

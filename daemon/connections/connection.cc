@@ -17,14 +17,16 @@ namespace asio = boost::asio;
 using wire::Json;
 using wire::MessageType;
 
-Connection::Connection(ServerContext& context, Socket socket, bool local, uint64_t id)
+Connection::Connection(ServerContext& context, Socket socket, bool local, TlsContext tls,
+                       uint64_t id)
     : context_(context),
-      socket_(std::move(socket)),
+      stream_(std::move(socket)),
+      tls_(std::move(tls)),
       local_(local),
       id_(id),
       hello_timer_(context.io),
-      reader_(context, socket_),
-      writer_(socket_, std::chrono::seconds(context.config.write_timeout_s),
+      reader_(context, stream_),
+      writer_(stream_, std::chrono::seconds(context.config.write_timeout_s),
               {[this](const FrameWriter::Frame& frame) { Sent(frame); },
                [this](const std::string& why) {
                  spdlog::debug("connection {}: closed: {}", id_, why);
@@ -62,7 +64,8 @@ asio::awaitable<void> Connection::Run() {
   hello_timer_.async_wait([self = weak_from_this()](boost::system::error_code ec) {
     if (auto strong = self.lock(); strong && !ec) strong->Close();
   });
-  const bool welcome = co_await Handshake();
+  bool welcome = co_await Secure();
+  if (welcome) welcome = co_await Handshake();
   hello_timer_.cancel();
   while (welcome && !draining_ && !closed_) {
     Result<Frame> frame =
@@ -91,6 +94,21 @@ void Connection::CloseIfSlow() {
         "(limits.frame_timeout_s){}",
         id_, *more);
   }
+  Close();
+}
+
+void Connection::CloseIfRevoked() {
+  if (closed_ || !credential_ || context_.access.Holds(*credential_)) return;
+  spdlog::info("connection {}: closed: tenant '{}' has other rights now (auth.tokens)", id_,
+               tenant_);
+  // The reason goes out if it can at once; calls under way must not keep the connection.
+  Answering([&] {
+    Send(MessageType::kError, 0,
+         wire::ErrorToJson(Error{Code::kFailedPrecondition,
+                                 "the rights by which this connection was admitted have changed; "
+                                 "connect again"}),
+         {}, false);
+  });
   Close();
 }
 
@@ -158,7 +176,7 @@ void Connection::Drain() {
   LeaveRing();
   calls_.CancelBeside();
   boost::system::error_code ignored;
-  socket_.shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
+  stream_.socket().shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
   CloseIfDrained();
 }
 
@@ -185,7 +203,7 @@ void Connection::Close() {
   LeaveRing();
   if (ring_) StepService::Cancel(*ring_);
   boost::system::error_code ignored;
-  socket_.close(ignored);
+  stream_.socket().close(ignored);
   writer_.Close();
   hello_timer_.cancel();
   reader_.Close();

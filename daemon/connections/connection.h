@@ -15,16 +15,20 @@
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/capture_errors.h"
+#include "daemon/access/access.h"
+#include "daemon/access/tls.h"
 #include "daemon/calls/request_handler.h"
 #include "daemon/connections/call_queue.h"
 #include "daemon/connections/frame_reader.h"
 #include "daemon/connections/frame_writer.h"
 #include "daemon/connections/server_context.h"
 #include "daemon/connections/step_service.h"
+#include "daemon/connections/stream.h"
 #include "daemon/limits/with_memory.h"
 #include "protocol/frame.h"
 #include "protocol/shared_region.h"
@@ -35,7 +39,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
 
-  Connection(ServerContext& context, Socket socket, bool local, uint64_t id);
+  // tls: by which it speaks TLS; null: in the clear.
+  Connection(ServerContext& context, Socket socket, bool local, TlsContext tls, uint64_t id);
   ~Connection();
   uint64_t id() const { return id_; }
   void Start();
@@ -43,6 +48,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Drain();
   // Closes now; running calls are cancelled, their answers and the waiting calls dropped.
   void Close();
+  // Closes the connection, and says why, if what it was admitted by does not hold any more
+  // (auth.tokens was read again).
+  void CloseIfRevoked();
   // Closes the connection if a message under way has not arrived in its time. The server calls it
   // with AbortIdlePuts.
   void CloseIfSlow();
@@ -52,6 +60,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   boost::asio::awaitable<void> Run();
+  // Speaks TLS from here on, where that is to be (connection_tls.cc); false as for Handshake.
+  boost::asio::awaitable<bool> Secure();
   // Reads the first frame, which must be a hello; false when the connection must not be used.
   boost::asio::awaitable<bool> Handshake();
   bool SendHelloReply(uint64_t request_id, const wire::HelloReply& reply, const StepRing& ring);
@@ -98,13 +108,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ReleaseWhenUnused();
 
   ServerContext& context_;
-  Socket socket_;
+  Stream stream_;
+  const TlsContext tls_;
   const bool local_;  // Unix socket
   const uint64_t id_;
   boost::asio::steady_timer hello_timer_;
   SharedRegion region_;
   MemoryCharge region_memory_;
-  std::string tenant_;     // once it is known
+  std::string tenant_;  // once it is known
+  std::optional<Credential> credential_;
   MemoryAccount account_;  // the tenant's
   std::unique_ptr<RequestHandler> handler_;
   std::shared_ptr<StepService::Ring> ring_;

@@ -11,6 +11,7 @@
 #include "base/capture_errors.h"
 #include "daemon/calls/reply.h"
 #include "daemon/connections/connection.h"
+#include "daemon/process/log_event.h"
 
 namespace prefixd::daemon {
 
@@ -28,7 +29,8 @@ constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
 bool RunsBeside(MessageType type) {
   return type == MessageType::kVerify || type == MessageType::kWaitReady ||
-         type == MessageType::kMatch;
+         type == MessageType::kMatch || type == MessageType::kExplain ||
+         type == MessageType::kRewrite;
 }
 
 // Whether a call gives something back: it is carried out however late it is, so that a client that
@@ -127,6 +129,7 @@ void Connection::Work(const std::shared_ptr<Call>& call) {
           std::max(frame.memory.bytes(), frame.header.payload_bytes + unpacked)));
     }
     PREFIXD_ASSIGN(request.control, wire::UnpackControl(frame.control));
+    call->id = request.id = RequestId(id_, frame.header.request_id, request.control);
     CallLimits limits;
     PREFIXD_ASSIGN(limits.deadline, DeadlineOf(request.control, frame));
     limits.canceller = &call->canceller;
@@ -158,11 +161,22 @@ void Connection::Answer(Call& call) {
   const Frame& frame = call.frame;
   Response& response = call.response;
   reader_.Release(frame.header.payload_bytes);
-  if (response.error) ++context_.counters.calls_failed;
+  if (response.error) {
+    ++context_.counters.calls_failed;
+    WithMemory([&] {
+      context_.watch.Failed(tenant_, wire::MessageName(frame.header.type), call.id,
+                            *response.error);
+    });
+  }
   Answering([&] {
     if (response.error) {
-      spdlog::debug("connection {}: {}: {}", id_, wire::MessageName(frame.header.type),
-                    response.error->ToString());
+      if (Logs(LogLevel::kDebug)) {
+        LogEvent(LogLevel::kDebug, "a call failed",
+                 {{"request", call.id},
+                  {"call", wire::MessageName(frame.header.type)},
+                  {"tenant", tenant_},
+                  {"error", response.error->ToString()}});
+      }
       Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(*response.error), {},
            true);
     } else {

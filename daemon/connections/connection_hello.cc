@@ -45,7 +45,7 @@ asio::awaitable<bool> Connection::Handshake() {
     Fatal(hello.error());
     co_return false;
   }
-  Result<Admission> admission = Admit(context_, *hello, local_, socket_.native_handle(), id_);
+  Result<Admission> admission = Admit(context_, *hello, local_, stream_.native_handle(), id_);
   if (!admission.ok()) {
     if (const auto more = context_.refusals.Line()) {
       spdlog::warn("connection {}: refused: {}{}", id_, admission.error().message, *more);
@@ -61,12 +61,13 @@ asio::awaitable<bool> Connection::Handshake() {
   const StepRing& ring = admission->ring;
   shared_bytes_ = region_.bytes().size() + (ring.empty() ? 0 : ring.shape().bytes());
   context_.counters.shared_memory_bytes += shared_bytes_;
+  credential_ = std::move(admission->credential);
   const Peer& peer = admission->peer;
   tenant_ = peer.tenant;
   handler_ = std::make_unique<RequestHandler>(
       *context_.store, peer, region_.bytes(),
       HandlerLimits{context_.config.max_frame_mib << 20, context_.config.max_puts, account_,
-                    &context_.puts, &context_.sessions},
+                    &context_.puts, &context_.sessions, &context_.watch, &context_.slow_steps, id_},
       context_.stats);
   spdlog::debug("connection {}: {} for tenant '{}'{}", id_, hello->client, peer.tenant,
                 peer.admin ? " (admin)" : "");
@@ -87,8 +88,9 @@ asio::awaitable<bool> Connection::Handshake() {
   co_return true;
 }
 
-// The reply is small and the first thing sent here, so it fits the socket's buffer and sending does
-// not wait. The descriptors of the shared memory travel with the first byte.
+// To a local client the reply is small and the first thing sent here, so it fits the socket's
+// buffer and sending does not wait. The descriptors of the shared memory travel with the first
+// byte.
 bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& reply,
                                 const StepRing& ring) {
   wire::FrameHeader header;
@@ -105,9 +107,13 @@ bool Connection::SendHelloReply(uint64_t request_id, const wire::HelloReply& rep
     fds[n_fds++] = ring.memory_fd();
     fds[n_fds++] = ring.bell_fd();
   }
+  if (!local_) {
+    Send(MessageType::kReply, request_id, wire::ToJson(reply), {}, false);
+    return !closed_;
+  }
   const std::vector<std::byte> bytes = EncodeFrame(header, wire::PackControl(wire::ToJson(reply)));
   const ssize_t sent =
-      SendWithDescriptors(socket_.native_handle(), bytes, std::span(fds).first(n_fds));
+      SendWithDescriptors(stream_.native_handle(), bytes, std::span(fds).first(n_fds));
   region_.CloseFd();
   context_.counters.bytes_out += bytes.size();
   return sent == static_cast<ssize_t>(bytes.size());

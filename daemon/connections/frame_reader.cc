@@ -9,6 +9,7 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <span>
 #include <string>
 
 #include "base/check.h"
@@ -32,11 +33,16 @@ bool PeerGone(int socket) {
   return ::poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+// Whether this is the beginning of a handshake.
+bool SpeaksTls(std::span<const std::byte, wire::kHeaderBytes> bytes) {
+  return bytes[0] == std::byte{0x16} && bytes[1] == std::byte{3};
+}
+
 }  // namespace
 
-FrameReader::FrameReader(ServerContext& context, Socket& socket)
+FrameReader::FrameReader(ServerContext& context, Stream& stream)
     : context_(context),
-      socket_(socket),
+      stream_(stream),
       room_timer_(context.io, asio::steady_timer::time_point::max()) {}
 
 asio::awaitable<bool> FrameReader::ReadInto(std::vector<std::byte>* out, uint64_t bytes) {
@@ -46,7 +52,7 @@ asio::awaitable<bool> FrameReader::ReadInto(std::vector<std::byte>* out, uint64_
     const size_t target = std::min<uint64_t>(bytes, std::max(kFirstChunk, filled * 2));
     out->resize(target);
     filled +=
-        co_await asio::async_read(socket_, asio::buffer(out->data() + filled, target - filled),
+        co_await asio::async_read(stream_, asio::buffer(out->data() + filled, target - filled),
                                   asio::redirect_error(asio::use_awaitable, ec));
     if (ec) co_return false;
   }
@@ -59,7 +65,7 @@ asio::awaitable<bool> FrameReader::Skip(uint64_t bytes) {
   boost::system::error_code ec;
   for (uint64_t left = bytes; left > 0 && !ec;) {
     const size_t n = std::min<uint64_t>(left, nowhere.size());
-    left -= co_await asio::async_read(socket_, asio::buffer(nowhere.data(), n),
+    left -= co_await asio::async_read(stream_, asio::buffer(nowhere.data(), n),
                                       asio::redirect_error(asio::use_awaitable, ec));
   }
   context_.counters.bytes_in += bytes;
@@ -76,18 +82,23 @@ asio::awaitable<Result<Frame>> FrameReader::Read(uint64_t max_payload, uint32_t 
   std::array<std::byte, wire::kHeaderBytes> bytes{};
   boost::system::error_code ec;
   GiveAllTime();  // between frames
-  const size_t begun = co_await asio::async_read(socket_, asio::buffer(bytes.data(), bytes.size()),
+  const size_t begun = co_await asio::async_read(stream_, asio::buffer(bytes.data(), bytes.size()),
                                                  asio::transfer_at_least(1),
                                                  asio::redirect_error(asio::use_awaitable, ec));
   if (ec) co_return gone;
   GiveTimeFor(0);
-  co_await asio::async_read(socket_, asio::buffer(bytes.data() + begun, bytes.size() - begun),
+  co_await asio::async_read(stream_, asio::buffer(bytes.data() + begun, bytes.size() - begun),
                             asio::redirect_error(asio::use_awaitable, ec));
   if (ec) co_return gone;
   context_.counters.bytes_in += bytes.size();
   const uint64_t limit = context_.config.max_frame_mib << 20;
   Result<wire::FrameHeader> header =
       wire::DecodeHeader(bytes, {max_control, std::min(limit, max_payload)});
+  if (!header.ok() && SpeaksTls(bytes)) {
+    co_return Error{Code::kFailedPrecondition,
+                    "the client speaks TLS, and this port does not (tls.certificate is not set): "
+                    "its address begins with tcp:"};
+  }
   if (!header.ok()) co_return header.error();
   Frame frame;
   frame.header = *header;
@@ -124,7 +135,7 @@ asio::awaitable<Result<Frame>> FrameReader::Read(uint64_t max_payload, uint32_t 
 asio::awaitable<bool> FrameReader::AwaitRoom(uint64_t payload_bytes) {
   boost::system::error_code ec;
   while (!HasRoomFor(payload_bytes)) {
-    if (closed_ || PeerGone(socket_.native_handle())) co_return false;
+    if (closed_ || PeerGone(stream_.native_handle())) co_return false;
     room_timer_.expires_after(kLookForPeer);
     co_await room_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ec));
   }

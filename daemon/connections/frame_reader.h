@@ -5,7 +5,6 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstddef>
@@ -15,6 +14,7 @@
 
 #include "base/memory_budget.h"
 #include "daemon/connections/server_context.h"
+#include "daemon/connections/stream.h"
 #include "prefixd/result.h"
 #include "protocol/frame.h"
 
@@ -30,9 +30,7 @@ struct Frame {
 
 class FrameReader {
  public:
-  using Socket = boost::asio::generic::stream_protocol::socket;
-
-  FrameReader(ServerContext& context, Socket& socket);
+  FrameReader(ServerContext& context, Stream& stream);
   // The tenant's, once it is known.
   void TakeMemoryFrom(MemoryAccount account) { account_ = std::move(account); }
 
@@ -57,7 +55,7 @@ class FrameReader {
   void GiveAllTime() { due_ = std::chrono::steady_clock::time_point::max(); }
 
   ServerContext& context_;
-  Socket& socket_;
+  Stream& stream_;
   boost::asio::steady_timer room_timer_;  // wakes the reader when there is room again
   MemoryAccount account_;
   uint64_t held_bytes_ = 0;

@@ -46,8 +46,8 @@ ssize_t SendWithDescriptors(int socket, std::span<const std::byte> bytes,
   return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-FrameWriter::FrameWriter(Socket& socket, std::chrono::seconds stall, Events events)
-    : socket_(socket), stall_(stall), events_(std::move(events)), timer_(socket.get_executor()) {}
+FrameWriter::FrameWriter(Stream& stream, std::chrono::seconds stall, Events events)
+    : stream_(stream), stall_(stall), events_(std::move(events)), timer_(stream.get_executor()) {}
 
 void FrameWriter::Push(std::shared_ptr<void> owner, Frame frame) {
   if (closed_) return events_.done(frame);
@@ -62,7 +62,7 @@ void FrameWriter::WriteSome(const std::shared_ptr<void>& owner) {
   WatchForStall(owner);
   if (frame.fd >= 0) {
     const ssize_t sent =
-        SendWithDescriptors(socket_.native_handle(), frame.head, std::span(&frame.fd, 1));
+        SendWithDescriptors(stream_.native_handle(), frame.head, std::span(&frame.fd, 1));
     if (sent >= 0) {
       frame.fd = -1;
       frame.held.reset();
@@ -71,17 +71,18 @@ void FrameWriter::WriteSome(const std::shared_ptr<void>& owner) {
     if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
       return Fail(std::strerror(errno));
     }
-    return socket_.async_wait(Socket::wait_write, [this, owner](boost::system::error_code ec) {
-      if (closed_) return;
-      Handle([&] { ec ? Fail(ec.message()) : WriteSome(owner); });
-    });
+    return stream_.socket().async_wait(
+        Stream::Socket::wait_write, [this, owner](boost::system::error_code ec) {
+          if (closed_) return;
+          Handle([&] { ec ? Fail(ec.message()) : WriteSome(owner); });
+        });
   }
   const size_t of_head = std::min(written_, frame.head.size());
   const size_t of_payload = written_ - of_head;
   const std::array<asio::const_buffer, 2> rest = {
       asio::buffer(frame.head.data() + of_head, frame.head.size() - of_head),
       asio::buffer(frame.payload.data() + of_payload, frame.payload.size() - of_payload)};
-  socket_.async_write_some(rest, [this, owner](boost::system::error_code ec, size_t bytes) {
+  stream_.async_write_some(rest, [this, owner](boost::system::error_code ec, size_t bytes) {
     if (closed_) return;
     Handle([&] { ec ? Fail(ec.message()) : Wrote(owner, bytes); });
   });

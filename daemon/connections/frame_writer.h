@@ -5,7 +5,6 @@
 // has been written or dropped.
 #pragma once
 
-#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstddef>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "daemon/connections/stream.h"
 #include "protocol/frame.h"
 
 namespace prefixd::daemon {
@@ -31,7 +31,6 @@ ssize_t SendWithDescriptors(int socket, std::span<const std::byte> bytes, std::s
 
 class FrameWriter {
  public:
-  using Socket = boost::asio::generic::stream_protocol::socket;
   struct Frame {
     std::vector<std::byte> head;  // header and control part
     std::vector<std::byte> payload;
@@ -49,7 +48,7 @@ class FrameWriter {
     std::function<void(size_t)> sent;  // bytes
   };
 
-  FrameWriter(Socket& socket, std::chrono::seconds stall, Events events);
+  FrameWriter(Stream& stream, std::chrono::seconds stall, Events events);
 
   void Push(std::shared_ptr<void> owner, Frame frame);
   // Drops the queued frames; a write under way ends with the socket.
@@ -68,7 +67,7 @@ class FrameWriter {
   void Fail(const std::string& why);
   void PopFront();
 
-  Socket& socket_;
+  Stream& stream_;
   const std::chrono::seconds stall_;
   const Events events_;
   boost::asio::steady_timer timer_;

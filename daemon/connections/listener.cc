@@ -1,5 +1,6 @@
 #include "daemon/connections/listener.h"
 
+#include <grp.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -7,7 +8,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -43,6 +46,22 @@ Status RemoveStale(const Address& address) {
   return {};
 }
 
+Result<gid_t> GroupOf(const std::string& name) {
+  gid_t number = 0;
+  const char* const end = name.data() + name.size();
+  if (const auto [at, ec] = std::from_chars(name.data(), end, number);
+      ec == std::errc{} && at == end)
+    return number;
+  std::array<char, 65536> buffer;
+  group entry{};
+  group* found = nullptr;
+  ::getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found == nullptr) {
+    return InvalidArgument("listen.socket_group: there is no group '" + name + "' here");
+  }
+  return found->gr_gid;
+}
+
 }  // namespace
 
 Listener::Listener(Listener&& other) noexcept { *this = std::move(other); }
@@ -72,8 +91,13 @@ void Listener::RemoveFile() {
   owns_file_ = false;
 }
 
-Result<Listener> Listener::Unix(const std::string& path, bool group) {
+Result<Listener> Listener::Unix(const std::string& path, bool group,
+                                const std::string& group_name) {
   Listener listener;
+  gid_t gid = ::getegid();
+  if (!group_name.empty()) {
+    PREFIXD_ASSIGN(gid, GroupOf(group_name));
+  }
   PREFIXD_ASSIGN(listener.address_, Address::Parse("unix:" + path));
   PREFIXD_TRY(RemoveStale(listener.address_));
   listener.fd_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -95,6 +119,11 @@ Result<Listener> Listener::Unix(const std::string& path, bool group) {
   }
   // The group's rights are set after bind, which applies the umask. A client of the group that
   // connects in between is refused, as with 0600.
+  if (group && !group_name.empty() && ::lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
+    return Errno(Code::kFailedPrecondition,
+                 "cannot give the socket " + path + " to the group " + group_name +
+                     " (listen.socket_group), of which the daemon's user must be a member");
+  }
   if (group && ::chmod(path.c_str(), 0660) != 0) {
     return Errno(Code::kIo, "cannot let the group connect to " + path);
   }

@@ -15,8 +15,10 @@ namespace prefixd::daemon {
 class Listener {
  public:
   // Replaces a socket file that no daemon answers on; kFailedPrecondition when one answers or when
-  // the path is no socket. The file's mode is 0600, or 0660 for `group`.
-  static Result<Listener> Unix(const std::string& path, bool group);
+  // the path is no socket. The file's mode is 0600, or 0660 for `group`, whose name or number is
+  // `group_name`; "": that of the process.
+  static Result<Listener> Unix(const std::string& path, bool group,
+                               const std::string& group_name = "");
   // kFailedPrecondition when the port is in use.
   static Result<Listener> Tcp(const Address& address);
 

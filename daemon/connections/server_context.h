@@ -9,11 +9,15 @@
 #include <string>
 
 #include "base/memory_budget.h"
+#include "daemon/access/access.h"
+#include "daemon/access/tls.h"
+#include "daemon/calls/slow_steps.h"
 #include "daemon/limits/connection_limits.h"
 #include "daemon/limits/slots.h"
 #include "daemon/limits/tenant_threads.h"
 #include "daemon/process/log_throttle.h"
 #include "daemon/settings/config.h"
+#include "daemon/watch/watch.h"
 #include "prefixd/store.h"
 #include "protocol/codec.h"
 
@@ -33,7 +37,6 @@ class StepService;
 
 struct ServerContext {
   const Config config;
-  const std::string token;      // required from TCP clients; empty: none is
   boost::asio::io_context& io;  // one thread; never blocks
   TenantThreads& workers;       // all other calls, in order within a connection
   TenantThreads& long_calls;    // verify, wait_ready
@@ -42,11 +45,15 @@ struct ServerContext {
   Store* store = nullptr;
   std::shared_ptr<MemoryBudget> memory;  // the store's
   ServerCounters counters;
-  ConnectionLimits limits;                   // io thread only
-  LogThrottle refusals;                      // io thread only: lines about peers that are refused
-  Slots puts, sessions;                      // of all connections
-  std::function<wire::ServerStats()> stats;  // any thread
-  std::function<void(const Connection*)> on_gone;  // io thread only
+  Access access;            // io thread only
+  TlsContext tls;           // io thread only: of new connections over TCP
+  ConnectionLimits limits;  // io thread only
+  LogThrottle refusals;     // io thread only: lines about peers that are refused
+  Slots puts, sessions;     // of all connections
+  Watch watch = {};         // any thread
+  SlowSteps slow_steps{std::chrono::milliseconds(config.slow_step_ms)};  // any thread
+  std::function<wire::ServerStats()> stats;                              // any thread
+  std::function<void(const Connection*)> on_gone;                        // io thread only
 };
 
 }  // namespace prefixd::daemon

@@ -28,8 +28,15 @@ Result<DescriptorShares> DivideDescriptors(const Config& config, uint64_t descri
                      std::to_string(kLeast) +
                      " at least: raise the limit (ulimit -n, LimitNOFILE)"};
   }
+  const uint64_t http = config.http_listen.empty() ? 0 : config.http_max_connections;
+  if (descriptors < kLeast + http) {
+    return Error{Code::kFailedPrecondition,
+                 "the process may open " + std::to_string(descriptors) +
+                     " files, which leaves none for http.max_connections: raise the limit (ulimit "
+                     "-n, LimitNOFILE)"};
+  }
   DescriptorShares d;
-  const uint64_t rest = descriptors - kOwn - DescriptorsForSegments(descriptors);
+  const uint64_t rest = descriptors - kOwn - http - DescriptorsForSegments(descriptors);
   d.connections = std::min(config.max_connections, (rest - kLeastPuts) / kEachConnection);
   d.puts =
       std::min(rest - kEachConnection * d.connections, config.max_puts * config.max_connections);

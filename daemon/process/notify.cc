@@ -5,15 +5,31 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 namespace prefixd::daemon {
 
 Status Notify(std::string_view assignments) {
   const char* socket = std::getenv("NOTIFY_SOCKET");
   return socket && *socket ? NotifyAt(socket, assignments) : Status();
+}
+
+std::chrono::microseconds WatchdogInterval() {
+  const auto number = [](const char* name) -> std::optional<int64_t> {
+    const char* text = std::getenv(name);
+    int64_t value = 0;
+    if (text == nullptr) return std::nullopt;
+    const char* end = text + std::strlen(text);
+    const auto [at, wrong] = std::from_chars(text, end, value);
+    return wrong == std::errc{} && at == end && value > 0 ? value : 0;
+  };
+  const auto pid = number("WATCHDOG_PID");
+  if (pid && *pid != ::getpid()) return {};
+  return std::chrono::microseconds(number("WATCHDOG_USEC").value_or(0) / 2);
 }
 
 Status NotifyAt(const std::string& socket, std::string_view assignments) {

@@ -116,6 +116,10 @@ std::string TomlText(const Option& option) {
                     GetOption(option, OptionForm::kWritten));
 }
 
+bool IsLoopback(const Address& address) {
+  return address.host == "localhost" || address.host == "::1" || address.host.starts_with("127.");
+}
+
 }  // namespace
 
 Status LoadConfig(const std::filesystem::path& file, Config* config) {
@@ -143,12 +147,60 @@ Status ApplyFlags(const std::map<std::string, std::string>& flags, Config* confi
   return {};
 }
 
+namespace {
+
+Status CheckTls(const Config& config) {
+  if (config.tls_certificate.empty() != config.tls_key.empty()) {
+    return InvalidArgument("tls.certificate and tls.key go together: set both, or none");
+  }
+  if (config.tls_certificate.empty() && !config.tls_client_ca.empty()) {
+    return InvalidArgument(
+        "tls.client_ca asks clients for certificates over TLS: set "
+        "tls.certificate and tls.key too");
+  }
+  if (!config.tls_certificate.empty() && config.tcp.empty()) {
+    return InvalidArgument("tls.certificate is for clients over TCP: set listen.tcp too");
+  }
+  return {};
+}
+
+// Who reaches a port beyond loopback is a stranger.
+Status CheckTcp(const Config& config) {
+  if (config.tcp.empty()) return {};
+  PREFIXD_ASSIGN(const Address tcp, Address::ParseTcp(config.tcp));
+  const bool loopback =
+      tcp.host == "localhost" || tcp.host == "::1" || tcp.host.starts_with("127.");
+  if (loopback || config.tcp_insecure) return {};
+  const std::string beyond = "listen.tcp " + config.tcp + " is no loopback address: ";
+  const std::string all_the_same =
+      " (listen.tcp_insecure = true permits it all the same, in a network that you trust)";
+  if (config.tls_certificate.empty()) {
+    return InvalidArgument(beyond +
+                           "set tls.certificate and tls.key, or prompts and tokens could be "
+                           "overheard" +
+                           all_the_same);
+  }
+  if (config.tokens_file.empty() && config.tls_client_ca.empty()) {
+    return InvalidArgument(beyond +
+                           "set auth.tokens, or anyone who reaches the port could read every "
+                           "prompt" +
+                           all_the_same);
+  }
+  return {};
+}
+
+}  // namespace
+
 Status CheckConfig(const Config& config) {
   if (config.store.dir.empty()) return InvalidArgument("dir is empty: name the store's directory");
   if (config.socket.empty() && config.tcp.empty()) {
     return InvalidArgument("nothing to listen on: set listen.socket or listen.tcp");
   }
   if (!config.socket.empty()) PREFIXD_TRY(Address::Parse("unix:" + config.socket));
+  if (!config.socket_group.empty() && config.socket_access != "group") {
+    return InvalidArgument("listen.socket_group = '" + config.socket_group +
+                           "' may only connect with listen.socket_access = 'group'");
+  }
   if (!config.socket.empty() && !config.tcp.empty() &&
       (config.max_connections < 2 || config.max_tcp_connections >= config.max_connections)) {
     return InvalidArgument(
@@ -156,17 +208,18 @@ Status CheckConfig(const Config& config) {
         "clients "
         "find a place beside TCP");
   }
-  if (!config.tcp.empty()) {
-    PREFIXD_ASSIGN(const Address tcp, Address::ParseTcp(config.tcp));
-    const bool loopback =
-        tcp.host == "localhost" || tcp.host == "::1" || tcp.host.starts_with("127.");
-    if (!loopback && config.tcp_token_file.empty()) {
-      return InvalidArgument("listen.tcp " + config.tcp +
-                             " is no loopback address: set listen.tcp_token_file, or anyone who "
-                             "reaches the port could read every prompt of their tenant name");
+  if (!config.http_listen.empty()) {
+    PREFIXD_ASSIGN(const Address http, Address::ParseTcp(config.http_listen));
+    if (!IsLoopback(http) && config.http_token_file.empty() && config.tokens_file.empty()) {
+      return InvalidArgument("http.listen " + config.http_listen +
+                             " is no loopback address: set http.token_file (or auth.tokens), or "
+                             "anyone who reaches the port could watch the daemon");
     }
+  } else if (!config.http_token_file.empty()) {
+    return InvalidArgument("http.token_file is for http.listen, which is empty");
   }
-  return {};
+  PREFIXD_TRY(CheckTls(config));
+  return CheckTcp(config);
 }
 
 std::string PrintConfig(Config config) {

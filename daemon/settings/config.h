@@ -24,8 +24,16 @@ struct Config {
 
   std::string socket = "/run/prefixd/prefixd.sock";
   std::string socket_access = "user";
+  std::string socket_group;
   std::string tcp;
-  std::string tcp_token_file;
+  bool tcp_insecure = false;
+  std::string tokens_file;
+
+  std::string tls_certificate, tls_key, tls_client_ca;
+  std::string http_listen;
+  std::string http_token_file;
+  uint64_t http_max_connections = 16;
+  uint64_t http_timeout_s = 10;
 
   uint64_t max_connections = 256;
   uint64_t max_tcp_connections = 0;
@@ -48,6 +56,8 @@ struct Config {
 
   std::string log_level = "info";
   std::string log_file;
+  std::string log_format = "text";
+  uint64_t slow_step_ms = 0;
 };
 
 // Lists the options of store and daemon, section by section in a file's order. They point into
@@ -59,7 +69,7 @@ std::vector<Option> OptionsOf(Config& config);
 Status LoadConfig(const std::filesystem::path& file, Config* config);
 // Sets options from the command line, by flag.
 Status ApplyFlags(const std::map<std::string, std::string>& flags, Config* config);
-// Checks rules that no single option can break (socket path length, TCP without a token ...).
+// Checks rules that no single option can break (socket path length, TCP that anyone may use ...).
 Status CheckConfig(const Config& config);
 // Returns a commented TOML file that LoadConfig reads back to the same Config.
 std::string PrintConfig(Config config);

@@ -11,8 +11,8 @@ namespace prefixd::daemon {
 namespace {
 
 // The order of sections in a file; TOML requires keys without a section to come first.
-constexpr std::array<std::string_view, 8> kSections = {"",        "listen", "store",  "scrub",
-                                                       "compute", "ingest", "limits", "log"};
+constexpr std::array<std::string_view, 11> kSections = {
+    "", "listen", "auth", "tls", "http", "store", "scrub", "compute", "ingest", "limits", "log"};
 
 }  // namespace
 
@@ -21,16 +21,54 @@ std::vector<Option> OptionsOf(Config& c) {
   const std::array own = {
       Plain("", "listen.socket", &c.socket, "path, at most 107 bytes",
             "Unix socket. Empty: none (then tcp is needed)."),
-      Choice("", "listen.socket_access", &c.socket_access, {"user", "group"},
-             "Who connects to the Unix socket: only this user (mode 0600), or all of its group too "
-             "(0660). A member of the group speaks for any tenant that it names, and never for all "
-             "of them."),
+      Choice(
+          "", "listen.socket_access", &c.socket_access, {"user", "group"},
+          "Who connects to the Unix socket: only this user (mode 0600), or all of its group too "
+          "(0660). Without auth.tokens a member of the group speaks for any tenant that it names, "
+          "and never for all of them."),
+      Plain("", "listen.socket_group", &c.socket_group, "group",
+            "The socket's group, by name or number. Empty: the daemon's."),
       Plain("", "listen.tcp", &c.tcp, "host:port",
-            "TCP address for remote clients, unencrypted. Empty: none. Port 0: any free port.")
+            "TCP address for remote clients. Empty: none. Port 0: any free port.")
           .WithFlag("listen"),
-      Plain("", "listen.tcp_token_file", &c.tcp_token_file, "path",
-            "File whose first line (at least 16 characters) TCP clients must present. Required "
-            "outside loopback addresses."),
+      Switch("", "listen.tcp_insecure", &c.tcp_insecure,
+             "Lets listen.tcp be an address other than loopback without tls.certificate or without "
+             "auth.tokens, though anyone may then overhear, or read, every prompt."),
+
+      Plain(
+          "", "auth.tokens", &c.tokens_file, "path",
+          "File (mode 0600) of tokens and local users with their tenants and rights, read again on "
+          "SIGHUP; `prefixctl token new` writes it. Empty: clients speak for the tenant that they "
+          "name."),
+
+      Plain("", "tls.certificate", &c.tls_certificate, "path",
+            "PEM file of the daemon's certificate and those between it and its authority's, read "
+            "again on SIGHUP. All of listen.tcp is TLS then (1.2 or 1.3). Empty: in the clear.")
+          .WithFlag("tls-certificate"),
+      Plain("", "tls.key", &c.tls_key, "path",
+            "PEM file of the certificate's key, which not everybody may read.")
+          .WithFlag("tls-key"),
+      Plain("", "tls.client_ca", &c.tls_client_ca, "path",
+            "PEM file of who may have signed the certificates that clients must show, beside their "
+            "tokens. Empty: they are not asked for one.")
+          .WithFlag("tls-client-ca"),
+      Plain("", "http.listen", &c.http_listen, "host:port",
+            "Address for the status page, /metrics, /healthz and /readyz over HTTP, such as "
+            "127.0.0.1:9460. Empty: none. Port 0: any free port. Away from loopback it takes a "
+            "token.")
+          .WithFlag("http"),
+      Plain("", "http.token_file", &c.http_token_file, "path",
+            "File (mode 0600) whose first line is a token: who presents it over HTTP sees all "
+            "tenants, and can change nothing. Read again on SIGHUP. Tokens of auth.tokens are "
+            "taken, too.")
+          .WithFlag("http-token-file"),
+      Number("", "http.max_connections", &c.http_max_connections, {"connections"}, {1, 64},
+             "Connections over HTTP; further ones are refused.")
+          .WithFlag("http-max-connections"),
+      Number("", "http.timeout_s", &c.http_timeout_s, kSeconds, {1, 600},
+             "How long a request over HTTP may take to arrive, and its answer to be made and to be "
+             "read.")
+          .WithFlag("http-timeout"),
 
       Number("", "limits.max_connections", &c.max_connections, {"connections"}, {1, 65536},
              "Connections beyond it are told so and closed. Fewer where the process may not open "
@@ -95,6 +133,14 @@ std::vector<Option> OptionsOf(Config& c) {
           .WithFlag("log-level"),
       Plain("", "log.file", &c.log_file, "path", "Log file, appended to. Empty: standard error.")
           .WithFlag("log-file"),
+      Choice("", "log.format", &c.log_format, {"text", "json"},
+             "text: lines for people. json: an object a line, with time, level, message and, where "
+             "a line has parts, each as a member.")
+          .WithFlag("log-format"),
+      Number("", "log.slow_step_ms", &c.slow_step_ms, {"milliseconds"}, {0, 3600000},
+             "Calls of steps that take as long are logged (warn), with session, layer and the time "
+             "of each stage; a few dozen lines a minute at most. 0: none.")
+          .WithFlag("log-slow-step"),
   };
   static_assert(own.size() == FieldCount<Config>() - 1, "every member of Config has an entry");
   std::vector<Option> options = OptionsOf(c.store);

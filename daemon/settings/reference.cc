@@ -11,7 +11,7 @@
 namespace prefixd::daemon {
 namespace {
 
-std::string Code(std::string_view text) {
+std::string Monospaced(std::string_view text) {
   return text.empty() ? "" : "`" + std::string(text) + "`";
 }
 
@@ -26,12 +26,13 @@ std::string OptionRow(const Option& option) {
   const OptionForm written = OptionForm::kWritten;
   const std::string value = OptionText(GetOption(option, written));
   const bool table = std::holds_alternative<std::map<std::string, uint64_t>*>(option.place);
-  std::string member = Code(option.name);
+  std::string member = Monospaced(option.name);
   if (option.unit.times > 1) member += table ? ", bytes by tenant" : ", bytes";
   if (option.unit.parts > 1) member += ", " + OptionBoundsText(option, OptionForm::kMember);
-  return "| " + Code(option.key) + " | " + Code("--" + option.flag) + " | " +
-         (value.empty() ? "none" : Code(value)) + " | " + Cell(OptionBoundsText(option, written)) +
-         " | " + member + " | " + Cell(option.help) + " |\n";
+  return "| " + Monospaced(option.key) + " | " + Monospaced("--" + option.flag) + " | " +
+         (value.empty() ? "none" : Monospaced(value)) + " | " +
+         Cell(OptionBoundsText(option, written)) + " | " + member + " | " + Cell(option.help) +
+         " |\n";
 }
 
 std::string OptionTables() {
@@ -53,12 +54,12 @@ std::string StatisticTable(const std::string& title, const std::string& about) {
   std::string page = "\n### " + title + "\n\n" + about + "\n\n" +
                      "| name | kind | unit | meaning |\n|---|---|---|---|\n";
   ForEachStatistic<S>([&](const auto& statistic) {
-    page += "| " + Code(statistic.name);
+    page += "| " + Monospaced(statistic.name);
     if (!statistic.parts.empty()) page += ", by " + std::string(statistic.part);
     page += " | " + std::string(StatisticKindName(statistic.kind)) + " | " +
             std::string(StatisticUnitName(statistic.unit)) + " | " + Cell(statistic.help);
     for (const std::string_view part : statistic.parts) {
-      page += (part == statistic.parts.front() ? " Parts: " : ", ") + Code(part);
+      page += (part == statistic.parts.front() ? " Parts: " : ", ") + Monospaced(part);
     }
     page += statistic.parts.empty() ? " |\n" : ". |\n";
   });
@@ -68,7 +69,7 @@ std::string StatisticTable(const std::string& title, const std::string& about) {
 std::string MemoryKindsText() {
   std::string names;
   for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
-    names += (kind == 0 ? "" : ", ") + Code(MemoryKindName(static_cast<MemoryKind>(kind)));
+    names += (kind == 0 ? "" : ", ") + Monospaced(MemoryKindName(static_cast<MemoryKind>(kind)));
   }
   return "One row for each kind: " + names + ". `docs/operations.md` says what each is.";
 }

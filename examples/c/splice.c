@@ -62,7 +62,8 @@ static void attend(int layer, int head, const float* q, int begin, int end, floa
 
 static pfx_store* open_client(const char* where) {
   pfx_store* client = NULL;
-  if (strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:", 4) == 0) {
+  if (strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:", 4) == 0 ||
+      strncmp(where, "tls:", 4) == 0) {
     pfx_connect_options options = PFX_CONNECT_OPTIONS_INIT;
     options.address = where;
     must(pfx_connect(&options, &client), "connect");

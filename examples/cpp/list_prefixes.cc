@@ -11,7 +11,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string where = argv[1];
-  const bool remote = where.starts_with("unix:") || where.starts_with("tcp:");
+  const bool remote =
+      where.starts_with("unix:") || where.starts_with("tcp:") || where.starts_with("tls:");
   prefixd::RuntimeOptions options;
   options.dir = where;
   auto client = remote ? prefixd::Connect(where) : prefixd::Open(options);

@@ -58,7 +58,7 @@ def load(folder: str) -> tuple[PreTrainedModel, Bytes | Words]:
 
 def open_store(where: str) -> prefixd.Store:
     logging.basicConfig(level=logging.WARNING)
-    if where.startswith(("unix:", "tcp:")):
+    if where.startswith(("unix:", "tcp:", "tls:")):
         return prefixd.connect(where)
     return prefixd.open(where)
 

@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("questions", nargs="+")
     given = parser.parse_args()
-    if not given.store.startswith(("unix:", "tcp:")):
+    if not given.store.startswith(("unix:", "tcp:", "tls:")):
         parser.error("several processes need a daemon: --store unix:/path (a folder has one owner)")
     path = Path(given.document)
     options = {

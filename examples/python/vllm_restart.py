@@ -1,7 +1,7 @@
 """Asks a question of a long text with vLLM, ends, and asks again: the second start answers at once.
 
-    make python-module vllm-env model-smollm2
-    PYTHONPATH=python .venv-vllm/bin/python examples/python/vllm_restart.py build/models/smollm2 /tmp/kv
+    make python-module model-smollm2 && scripts/setup_python.sh vllm
+    PYTHONPATH=python .venv/bin/python examples/python/vllm_restart.py build/models/smollm2 /tmp/kv
 
 Run it twice. The keys and values of the text are stored in /tmp/kv by a daemon that the engine starts
 and ends."""
@@ -27,6 +27,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from vllm import LLM, SamplingParams
 

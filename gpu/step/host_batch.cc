@@ -37,6 +37,10 @@ Status CheckSummaries(const GroupStepInput& in, const StepShape& shape) {
   if (in.estimator == EstimatorKind::kPhi && in.phi->d_phi() != shape.d_phi) {
     return InvalidArgument("the phi caches of a batch differ in their number of features");
   }
+  if (in.estimator == EstimatorKind::kPhi && !in.phi->apart().empty()) {
+    return InvalidArgument(
+        "a phi cache that keeps rows apart is for the CPU's step (attention/step/step.h)");
+  }
   return {};
 }
 

@@ -6,8 +6,8 @@
 //   for each layer: (*session)->Step(layer, q, y, lse, nullptr);
 //                   MergeStates(y_h, &lse_h, y_own_h, lse_own_h);
 //
-// Connect needs nothing but this library. Open loads libprefixd-embedded.so, which holds the whole
-// store.
+// Connect needs nothing but this library, and libprefixd-tls.so for TLS. Open loads
+// libprefixd-embedded.so, which holds the whole store.
 #pragma once
 
 #include <cstdint>
@@ -45,10 +45,17 @@ struct ConnectOptions {
   // to poll for the next step: less delay for the time of two cores. Takes effect with shared
   // memory; the daemon polls for 2 ms at most, with few threads (limits.polling_threads).
   uint32_t spin_us = 0;
-  std::string token;   // for TCP, where the daemon requires one
+  std::string token;  // for TCP, where the daemon requires one
+  // For "tls:" addresses; PEM files. Who may have signed the daemon's certificate; "": the file
+  // that the environment names as PREFIXD_TLS_CA, else who the system trusts.
+  std::string tls_ca;
+  // This client's own, for a daemon that asks who it is (tls.client_ca).
+  std::string tls_certificate, tls_key;
   bool admin = false;  // serves every tenant; only for the daemon's own user over its Unix socket
 };
-// address: "unix:/path/to.sock", a plain path, or "tcp:host:port".
+// address: "unix:/path/to.sock", a plain path, "tcp:host:port", or "tls:host:port". The last needs
+// libprefixd-tls.so, which is searched as libprefixd-embedded.so is, and a certificate that bears
+// the host's name. kFailedPrecondition: the certificate is not accepted, or no TLS is spoken there.
 Result<std::unique_ptr<Store>> Connect(std::string_view address,
                                        const ConnectOptions& options = {});
 

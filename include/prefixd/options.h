@@ -67,7 +67,7 @@ struct RuntimeOptions {
   std::string phi_features = "auto";
   uint32_t clusters = 32;       // per segment and head, for estimators that use clusters
   uint32_t query_samples = 32;  // per layer, stored from the last quarter of a prefill
-  std::vector<double> choice_budgets = {0.01, 0.02, 0.03, 0.04, 0.05};
+  std::vector<double> choice_budgets = {0.005, 0.01, 0.02, 0.03, 0.05, 0.1};
   bool build_codes = true;  // compact codes for segments of at least codes_min_tokens
   uint32_t codes_min_tokens = 4096;
   // A head whose index has less recall than this is searched exactly; 1.01: every head is.

@@ -72,6 +72,10 @@ struct StepPolicy {
   // Spreads a step's tokens over layers and heads by the attention mass that each is estimated to
   // miss, instead of evenly; the total never grows.
   bool adaptive = false;
+  // Spreads the tokens of `budget` over layers and heads by what the prefill's queries were
+  // measured to lose, instead of evenly; the total never grows. Not beside `window`, which hides
+  // what was measured.
+  bool spread = true;
   // Fills StepInfo::missing: each query head's missing mass, certified where the cut is exact.
   bool report_missing = false;
   // Names the estimator for single heads, in place of `estimator`.

@@ -102,7 +102,7 @@ typedef struct pfx_open_options {
 /* Options of a connection to a running daemon. */
 typedef struct pfx_connect_options {
   size_t struct_size;
-  const char* address;         /* "unix:/path", a plain path, or "tcp:host:port" */
+  const char* address;         /* "unix:/path", a plain path, "tcp:host:port" or "tls:host:port" */
   const char* tenant;          /* default for calls that name none */
   const char* token;           /* for TCP, where the daemon requires one */
   uint32_t connect_timeout_ms; /* default 5 s */
@@ -117,9 +117,15 @@ typedef struct pfx_connect_options {
   /* How long a step's thread polls for its answer before it sleeps, and asks the daemon to poll
    * for the next step. Default 0: not at all. */
   uint32_t spin_us;
+  /* For "tls:" addresses, PEM files: who may have signed the daemon's certificate (NULL: the file
+   * PREFIXD_TLS_CA of the environment, else who the system trusts), and this client's own, for a
+   * daemon that asks who it is. */
+  const char* tls_ca;
+  const char* tls_certificate;
+  const char* tls_key;
 } pfx_connect_options;
 #define PFX_CONNECT_OPTIONS_INIT \
-  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0 }
+  { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 PFX_API pfx_code pfx_open(const pfx_open_options* options, pfx_store** client);
 PFX_API pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client);
@@ -254,6 +260,11 @@ PFX_API int pfx_match_ready(const pfx_pending_match* match);
 /* Waits for the answer, up to the deadline, and frees `match`, also after a failure. result NULL:
  * gives the match up without waiting. */
 PFX_API pfx_code pfx_match_end(pfx_pending_match* match, pfx_match_result* result);
+/* Says why a match of these tokens finds as many as it does, and no more: {"match": {...},
+ * "asked_tokens": 8192, "misses": [{"reason": "diverges", "text": "...", ...}]}. `identity_json`,
+ * or NULL, is the identity that the engine has now, [["weights", "..."], ...], to compare. */
+PFX_API pfx_code pfx_explain(pfx_store* client, const pfx_match_options* options,
+                             const char* identity_json, char** json);
 /* One page of summaries, by tenant and id: {"prefixes": [...], "next": "..."}. `list_json` as for
  * pfx_list_models, and "tenant" for one tenant's alone. */
 PFX_API pfx_code pfx_list_prefixes(pfx_store* client, const char* list_json, char** json);
@@ -265,6 +276,11 @@ PFX_API pfx_code pfx_set_lifetime(pfx_store* client, const char* prefix, const c
  * `progress` may be NULL. */
 PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress,
                                 void* user);
+/* Rewrites what a prefix needs now: `kind` is "recluster" or "compact". Answers stay the same.
+ * `json` may be NULL: {"segments": 3, "rewritten": 1, "bytes": ..., "left": ["why another stays"]}.
+ */
+PFX_API pfx_code pfx_rewrite(pfx_store* client, const char* prefix, const char* kind,
+                             pfx_progress progress, void* user, char** json);
 /* Reads and verifies every segment that a prefix needs (NULL or "": the whole store, over a
  * connection all of the tenant's), each once; `json` may be NULL. */
 PFX_API pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress,

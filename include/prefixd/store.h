@@ -11,10 +11,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "prefixd/attach.h"
+#include "prefixd/explain.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/lifetime.h"
 #include "prefixd/lists.h"
@@ -25,9 +28,11 @@
 #include "prefixd/progress.h"
 #include "prefixd/put.h"
 #include "prefixd/result.h"
+#include "prefixd/rewrite.h"
 #include "prefixd/runtime_stats.h"
 #include "prefixd/session.h"
 #include "prefixd/session_info.h"
+#include "prefixd/snapshot.h"
 #include "prefixd/verify.h"
 
 namespace prefixd {
@@ -120,6 +125,9 @@ class Store {
   // own: they neither delay other calls nor wait for them.
   virtual Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
                                                            std::chrono::milliseconds deadline) = 0;
+  // Says why a match of these tokens finds as many as it does, and no more. It looks at what the
+  // tenant has stored, and had, and at nothing of any other; what went long ago is forgotten.
+  virtual Result<Explanation> Explain(const ExplainSpec& spec) = 0;
   // Waits until the prefix's summaries, indexes and choices are ready; fails with the reason
   // otherwise.
   virtual Status WaitReady(std::string_view prefix, const ProgressFn& progress) = 0;
@@ -137,9 +145,24 @@ class Store {
   // kInvalidArgument when `after` is no page's `next`.
   virtual Result<PrefixPage> ListPrefixes(const ListSpec& spec) = 0;
   virtual Result<PrefixDetail> Prefix(std::string_view prefix) = 0;
+  // Returns whose the prefix is (kNotFound: nobody's). A store of this process reads nothing that
+  // the prefix consists of, so that the time does not tell whether there is one.
+  virtual Result<std::string> TenantOf(std::string_view prefix) {
+    auto detail = Prefix(prefix);
+    if (!detail.ok()) return detail.error();
+    return std::move(detail->summary.tenant);
+  }
   virtual Status Remove(std::string_view prefix) = 0;
   // Durable when it returns. kNotFound when the prefix was removed or has expired.
   virtual Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) = 0;
+  // Rewrites what a prefix needs now, whatever the options say about doing so in the background.
+  // Sessions go on, and answers stay the same. What cannot be rewritten now stays, and the result
+  // says why.
+  virtual Result<RewriteResult> Rewrite(std::string_view prefix, RewriteKind kind,
+                                        const ProgressFn& progress) = 0;
+  // Keeps all that is committed now as it is, for a copy of it. Over a connection only the daemon's
+  // own user may do it, over its Unix socket. kFailedPrecondition while there is another one.
+  virtual Result<std::unique_ptr<Snapshot>> TakeSnapshot() = 0;
   // Reads and checks every segment that the prefix needs ("": the whole store, over a connection
   // all of the tenant's), each once; progress counts all of them. A segment that is removed
   // meanwhile is no error.

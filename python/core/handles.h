@@ -71,6 +71,7 @@ class StoreHandle {
   PyStore store_;
 };
 
+void BindAttached(nb::module_& m);   // AttachedBatch, attend_paged, read_policy
 void BindStore(nb::module_& m);      // Store, open, connect
 void BindPaged(nb::module_& m);      // PagedRows
 void BindPut(nb::module_& m);        // Put

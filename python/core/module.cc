@@ -54,6 +54,7 @@ NB_MODULE(_core, m) {
   BindSession(m);
   BindRestore(m);
   BindOwnTokens(m);
+  BindAttached(m);
   m.def("merge_states", &Merge, nb::arg("y_a"), nb::arg("lse_a"), nb::arg("y_b"), nb::arg("lse_b"));
 }
 

@@ -33,6 +33,10 @@ class PagedRows {
   uint32_t n_heads() const { return order_.n_heads; }
   size_t key_bytes() const { return k_.dim * element_bytes_; }  // of one token and head
   size_t value_bytes() const { return v_.dim * element_bytes_; }
+  uint32_t element_bytes() const { return element_bytes_; }
+  uint32_t key_dim() const { return k_.dim; }
+  uint32_t value_dim() const { return v_.dim; }
+  const PagedOrder& order() const { return order_; }
 
   // kInvalidArgument unless `blocks` covers tokens [first, first + n) and all its places that they
   // need lie in a cache of `cache_bytes`.

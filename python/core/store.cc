@@ -148,6 +148,26 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("json"), nb::arg("tokens"))
       .def(
+          "explain",
+          [](const StoreHandle& s, const std::string& json, const Tokens& tokens) {
+            auto spec = Unwrap(wire::FromText<ExplainSpec>(json, "explain"));
+            spec.match.tokens = Copy(tokens);
+            nb::gil_scoped_release unlocked;
+            return wire::ToText(Unwrap(s.get()->Explain(spec)));
+          },
+          nb::arg("json"), nb::arg("tokens"))
+      .def(
+          "rewrite",
+          [](const StoreHandle& s, const std::string& prefix, const std::string& kind,
+             nb::object progress) {
+            const RewriteKind how = Unwrap(RewriteKindFromName(kind));
+            return wire::ToText(
+                Unwrap(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
+                  return s.get()->Rewrite(prefix, how, report);
+                })));
+          },
+          nb::arg("prefix"), nb::arg("kind"), nb::arg("progress") = nb::none())
+      .def(
           "wait_ready",
           [](const StoreHandle& s, const std::string& prefix, nb::object progress) {
             Check(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
@@ -210,7 +230,8 @@ void BindStore(nb::module_& m) {
       "connect",
       [](const std::string& address, const std::string& tenant, const std::string& token,
          uint32_t connect_timeout_ms, uint32_t call_timeout_ms, uint32_t reconnect_ms,
-         bool shared_memory, bool admin, uint32_t spin_us) {
+         bool shared_memory, bool admin, uint32_t spin_us, const std::string& tls_ca,
+         const std::string& tls_certificate, const std::string& tls_key) {
         ConnectOptions options;
         options.tenant = tenant;
         options.token = token;
@@ -220,11 +241,15 @@ void BindStore(nb::module_& m) {
         options.shared_memory = shared_memory;
         options.admin = admin;
         options.spin_us = spin_us;
+        options.tls_ca = tls_ca;
+        options.tls_certificate = tls_certificate;
+        options.tls_key = tls_key;
         return StoreHandle(Unwrap(Connect(address, options)));
       },
       nb::arg("address"), nb::arg("tenant"), nb::arg("token"), nb::arg("connect_timeout_ms"),
       nb::arg("call_timeout_ms"), nb::arg("reconnect_ms"), nb::arg("shared_memory"),
-      nb::arg("admin"), nb::arg("spin_us"), Unlocked());
+      nb::arg("admin"), nb::arg("spin_us"), nb::arg("tls_ca"), nb::arg("tls_certificate"),
+      nb::arg("tls_key"), Unlocked());
 }
 
 }  // namespace prefixd::python

@@ -140,6 +140,7 @@ class Policy:
     l_gen: int = 1  # generated tokens that share the summary's cost
     selector: str = "auto"  # "auto", "exact", "codes", "ivf"
     adaptive: bool = False  # heads share the budget by what each is estimated to miss
+    spread: bool = True  # heads share the budget by what each was measured to lose
     report_missing: bool = False  # steps report what they have not read, with a bound
     # Steps whose queries are alike share sets: {"block": 16, "similarity": 0.8, "dilation": 1}.
     sharing: Mapping[str, Any] | None = None
@@ -157,6 +158,7 @@ class Policy:
             "l_gen": self.l_gen,
             "selector": self.selector,
             "adaptive": self.adaptive,
+            "spread": self.spread,
             "report_missing": self.report_missing,
             **self.extra,
         }

@@ -221,6 +221,32 @@ class Store:
         row = arrays.tokens_array([] if tokens is None else tokens)
         return Session(self.core.attach(json.dumps(spec), row))
 
+    def explain(
+        self,
+        model: str,
+        tokens: Any,
+        *,
+        tenant: str = "",
+        accept_approximate: bool = False,
+        lineage: str = "",
+        identity: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Says why `match` finds as many of these tokens as it does, and no more: returns `match`,
+        `asked_tokens` and `misses`, each with `reason` ("diverges", "evicted", "model_differs", ...),
+        a sentence `text`, and `n_tokens`, how many would match but for it. `identity` is the one that
+        the engine has now, to compare with the registered model's."""
+        spec = {
+            "model": model,
+            "tenant": tenant,
+            "accept_approximate": accept_approximate,
+            "lineage": lineage,
+            "identity": list((identity or {}).items()),
+        }
+        explanation: dict[str, Any] = json.loads(
+            self.core.explain(json.dumps(spec), arrays.tokens_array(tokens))
+        )
+        return explanation
+
     # ---- what is stored ----
 
     def wait_ready(self, prefix: str, progress: Progress | None = None) -> None:
@@ -255,6 +281,14 @@ class Store:
         self.core.set_lifetime(
             prefix, json.dumps({k: v for k, v in given.items() if v is not None})
         )
+
+    def rewrite(
+        self, prefix: str, kind: str, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """Rewrites what a prefix needs now: `kind` is "recluster" or "compact". Answers stay the
+        same. Returns `segments`, `rewritten`, `bytes`, and `left`: why others stay as they are."""
+        result: dict[str, Any] = json.loads(self.core.rewrite(prefix, kind, progress))
+        return result
 
     def verify(self, prefix: str = "", progress: Progress | None = None) -> dict[str, Any]:
         """Reads every segment that a prefix needs (or all of the store) and checks it; returns
@@ -291,13 +325,19 @@ def connect(
     shared_memory: bool = True,
     admin: bool = False,
     spin: float = 0.0,
+    tls_ca: str | os.PathLike[str] = "",
+    tls_certificate: str | os.PathLike[str] = "",
+    tls_key: str | os.PathLike[str] = "",
 ) -> Store:
-    """Connects to a running daemon: "unix:/path/to.sock", a plain path, or "tcp:host:port". Times
-    are in seconds. A call that takes longer than `call_timeout` (None: no bound) raises
+    """Connects to a running daemon: "unix:/path/to.sock", a plain path, "tcp:host:port" or
+    "tls:host:port". Times are in seconds. A call that takes longer than `call_timeout` (None: no bound) raises
     DeadlineExceeded, and the connection stays. Calls without a tenant use `tenant`.
     Calls wait `reconnect` seconds for a daemon that went away; sessions then attach again by
     themselves and go on. 0: they fail at once, with Unavailable. A step's thread polls `spin`
-    seconds for its answer before it sleeps, and the daemon for the next step."""
+    seconds for its answer before it sleeps, and the daemon for the next step.
+    For TLS, PEM files: `tls_ca`, who may have signed the daemon's certificate (else the environment's
+    PREFIXD_TLS_CA, else whom the system trusts); `tls_certificate` and `tls_key`, this client's own,
+    for a daemon that asks who it is."""
     call_ms = 0 if call_timeout is None else max(1, round(call_timeout * 1000))
     connect_ms = max(1, round(connect_timeout * 1000))
     reconnect_ms = round(reconnect * 1000)
@@ -312,5 +352,8 @@ def connect(
             shared_memory,
             admin,
             round(spin * 1_000_000),
+            os.fspath(tls_ca),
+            os.fspath(tls_certificate),
+            os.fspath(tls_key),
         )
     )

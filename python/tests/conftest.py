@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,30 +40,37 @@ def run_python(*arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[str]:
-    """Provides the address of a real daemon with an empty store."""
+@contextmanager
+def running_daemon(directory: Path, *arguments: str) -> Iterator[str]:
+    """Runs a real daemon with an empty store in `directory`; provides the line that says it is ready."""
     build = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release"))
-    socket = tmp_path / "s"
     read, write = os.pipe()
     command = [
         str(build / "bin/prefixd"),
         "--dir",
-        str(tmp_path / "daemon"),
+        str(directory / "daemon"),
         "--socket",
-        str(socket),
+        str(directory / "s"),
     ]
     command += ["--min-free-mib", "0", "--threads", "2", "--host-tier-mib", "64"]
-    command += ["--ready-fd", str(write)]
+    command += ["--ready-fd", str(write), *arguments]
     process = subprocess.Popen(
         command, pass_fds=[write], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     os.close(write)
     with os.fdopen(read) as ready:
-        assert ready.read().startswith("prefixd ready")
-    yield f"unix:{socket}"
+        line = ready.read()
+    assert line.startswith("prefixd ready")
+    yield line
     process.terminate()
     assert process.wait(120) == 0
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[str]:
+    """Provides the address of a real daemon with an empty store."""
+    with running_daemon(tmp_path):
+        yield f"unix:{tmp_path / 's'}"
 
 
 @pytest.fixture(params=["embedded", "daemon"])

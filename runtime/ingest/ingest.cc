@@ -158,12 +158,13 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
   const QuerySamples* queries = samples ? &*samples : nullptr;
   PREFIXD_TRY(BuildMaterialised(context, model, *prefix, segment, queries, progress));
   stages.Done("kept");
-  PREFIXD_TRY(Choose(context, model, *prefix, queries, progress));
-  stages.Done("choice");
   for (const index::IndexKind kind : indexes) {
     PREFIXD_TRY(BuildIndexes(context, model, *prefix, kind, progress));
     stages.Done(index::IndexName(kind).data());
   }
+  // The choice tries what a search by codes tells.
+  PREFIXD_TRY(Choose(context, model, *prefix, queries, progress));
+  stages.Done("choice");
   storage::LogInfo("segment " + id.ToString() + ": derived data of " +
                    std::to_string(stored.size()) + " tokens ready (" + stages.text() + ")");
   PREFIXD_TRY(progress.Check());

@@ -104,4 +104,14 @@ Result<Rewritten> RewriteSegment(storage::PrefixStore& store, const DerivedConte
   return std::move(reclustered).error();
 }
 
+Status ReclusterNow(storage::PrefixStore& store, const DerivedContext& context, const Model& model,
+                    const SegmentId& id, WorkProgress& progress) {
+  return Recluster(store, context.options, model, id, progress);
+}
+
+Result<SegmentId> CompactNow(storage::PrefixStore& store, const DerivedContext& context,
+                             const Model& model, const SegmentId& leaf, WorkProgress& progress) {
+  return Compact(store, context, model, leaf, progress);
+}
+
 }  // namespace prefixd

@@ -27,4 +27,12 @@ Result<Rewritten> RewriteSegment(storage::PrefixStore& store, const DerivedConte
                                  const Model& model, const storage::SegmentId& id,
                                  WorkProgress& progress);
 
+// Reclusters one segment, and compacts one with the segment that it continues, on request: also
+// where it would not pay off. The errors are those of storage/store/prefix_store.h.
+Status ReclusterNow(storage::PrefixStore& store, const DerivedContext& context, const Model& model,
+                    const storage::SegmentId& id, WorkProgress& progress);
+Result<storage::SegmentId> CompactNow(storage::PrefixStore& store, const DerivedContext& context,
+                                      const Model& model, const storage::SegmentId& leaf,
+                                      WorkProgress& progress);
+
 }  // namespace prefixd

@@ -128,7 +128,8 @@ Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
   }
   AddReads(reads);
   for (size_t head = 0; head < plan_->heads.size(); ++head) {
-    ChargeSummary(head, plan_->heads[head].reads());
+    const HeadPlan& of = plan_->heads[head];
+    ChargeSummary(head, of.reads(), of.summary.get());
   }
   return {};
 }
@@ -175,7 +176,8 @@ void SessionImpl::AddReads(const std::vector<storage::ReadStats>& reads) {
   for (size_t head = 0; head < reads.size(); ++head) ChargeReads(reads[head], ledgers_[head]);
 }
 
-void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) {
+void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator,
+                                const KeptSummary* summary) {
   if (estimator.kind == EstimatorKind::kNone || plan_->prefix->partition().mid.size() == 0 ||
       !charged_[head].insert(estimator.Kept()).second) {
     return;
@@ -184,7 +186,8 @@ void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator) 
   const RowShape row = plan_->prefix->row(head);
   const double row_bytes = storage::MeanRowBytes(plan_->prefix->stored().parts(), row);
   const double tokens =
-      EstimatorTokens(services_->options, row, estimator, plan_->prefix->maps(), row_bytes);
+      EstimatorTokens(services_->options, row, estimator, plan_->prefix->maps(), row_bytes) +
+      (summary ? ApartTokens(summary->summary, row_bytes) : 0);
   const auto bytes = static_cast<uint64_t>(std::llround(tokens * row_bytes));
   Ledger& ledger = ledgers_[head];
   ledger.summary_tokens += tokens;

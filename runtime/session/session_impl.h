@@ -74,8 +74,9 @@ class SessionImpl : public Session {
                  const std::vector<storage::ReadStats>& reads,
                  std::shared_ptr<const SessionPlan>& last);
   void EndPrefetch(const SessionPlan& plan);
-  // Charges once per head and estimator; mutex_ is held.
-  void ChargeSummary(size_t head, const EstimatorVariant& estimator);
+  // Charges once per head and estimator; mutex_ is held. summary: what is charged; null: nothing is
+  // kept for the head.
+  void ChargeSummary(size_t head, const EstimatorVariant& estimator, const KeptSummary* summary);
   size_t HeadOf(uint32_t layer, uint32_t kv_head) const { return heads_.of(layer, kv_head); }
   void Leave();  // gives up its place in SessionServices::open, once
   // Counts what the session keeps, with what its policy lists; mutex_ is held.

@@ -153,11 +153,12 @@ Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_
   std::lock_guard lock(mutex_);
   AddReads(reads);
   if (!summaries.ok()) return std::move(summaries).error();
+  const KeptSummary& kept = *summaries->at(wanted).at(head);
   if (plan_) {
-    ChargeSummary(head, variant);
+    ChargeSummary(head, variant, &kept);
     PREFIXD_TRY(TakeMemory(plan_->policy));
   }
-  const EstimatorSummary& summary = summaries->at(wanted).at(head)->summary;
+  const EstimatorSummary& summary = kept.summary;
   if (const auto* phi = summary.phi()) return phi->Serialize();
   if (const auto* clusters = summary.clusters()) return clusters->Serialize();
   return summary.moment()->Serialize();

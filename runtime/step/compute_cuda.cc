@@ -17,7 +17,8 @@
 namespace prefixd {
 namespace {
 
-// The CPU takes shapes beyond the kernels' limits, and estimates that are reported but not merged.
+// The CPU takes shapes beyond the kernels' limits, estimates that are reported but not merged, and
+// phi caches that keep rows apart.
 bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
   if (in.estimator != EstimatorKind::kNone && !in.merge_estimate) return false;
   const size_t rows = in.sinks.count + in.tail.count + in.retrieved.count;
@@ -26,6 +27,7 @@ bool FitsDevice(const GroupStepInput& in, const GroupStepOutput& out) {
     return false;
   }
   if (in.clusters != nullptr && in.clusters->size() > gpu::kMaxClusters) return false;
+  if (in.phi != nullptr && !in.phi->apart().empty()) return false;
   const auto fits = [](const FeatureMap& map) {
     return map.d_phi <= gpu::kMaxDim && map.d_emb <= gpu::kMaxEmbedding;
   };

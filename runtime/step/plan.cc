@@ -5,118 +5,15 @@
 #include <map>
 
 #include "attention/step/budget.h"
+#include "attention/step/spread.h"
 #include "runtime/indexes/indexes.h"
 #include "runtime/prefix/visible_mid.h"
+#include "runtime/step/check_policy.h"
 #include "runtime/summaries/head_choice.h"
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
 namespace {
-
-constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
-constexpr uint32_t kMostReach = 64, kLeastPrefetchMib = 4, kMostPrefetchMib = 65536;
-
-Status CheckSharing(const StepPolicy& policy) {
-  const StepPolicy::Sharing& sharing = policy.sharing;
-  if (sharing.block == 0 || sharing.block > kMostBlock) {
-    return InvalidArgument("sharing.block is a number of steps from 1 (every step retrieves) to " +
-                           std::to_string(kMostBlock) + ", not " + std::to_string(sharing.block));
-  }
-  if (!(sharing.similarity >= -1 && sharing.similarity <= 1)) {
-    return InvalidArgument("sharing.similarity is a cosine from -1 to 1, not " +
-                           std::to_string(sharing.similarity));
-  }
-  if (sharing.dilation > kMostDilation) {
-    return InvalidArgument("sharing.dilation is at most " + std::to_string(kMostDilation) +
-                           " tokens, not " + std::to_string(sharing.dilation));
-  }
-  if (!sharing.on()) return {};
-  if (policy.mode != StepMode::kRetrieve) {
-    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
-                           "' retrieves nothing that steps could share; use mode retrieve, or "
-                           "sharing.block 1");
-  }
-  if (policy.adaptive) {
-    return InvalidArgument(
-        "adaptive spreads tokens anew in every step, and a set that is shared keeps its size; use "
-        "one of the two");
-  }
-  return {};
-}
-
-Status CheckWindow(const StepPolicy& policy) {
-  const StepPolicy::Window& window = policy.window;
-  if (!(window.phi > 0 && window.phi <= 1)) {
-    return InvalidArgument("window.phi is above 0 and at most 1 (no window), not " +
-                           std::to_string(window.phi));
-  }
-  if (!(window.alpha >= 0) || !std::isfinite(window.alpha)) {
-    return InvalidArgument("window.alpha is a finite number of 0 or more, not " +
-                           std::to_string(window.alpha));
-  }
-  if (window.on() && policy.mode != StepMode::kRetrieve) {
-    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
-                           "' retrieves nothing that a window could narrow; use mode retrieve, or "
-                           "window.phi 1");
-  }
-  return {};
-}
-
-Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
-  const StepPolicy::Prefetch& prefetch = policy.prefetch;
-  for (const auto& [name, reach] :
-       {std::pair("prefetch.forward", prefetch.forward), {"prefetch.back", prefetch.back}}) {
-    if (reach <= kMostReach) continue;
-    return InvalidArgument(std::string(name) + " is at most " + std::to_string(kMostReach) +
-                           " tokens, not " + std::to_string(reach));
-  }
-  if (!prefetch.on()) return {};
-  if (prefetch.max_mib < kLeastPrefetchMib || prefetch.max_mib > kMostPrefetchMib) {
-    return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastPrefetchMib) +
-                           " to " + std::to_string(kMostPrefetchMib) + ", not " +
-                           std::to_string(prefetch.max_mib) +
-                           "; without prefetch.forward and prefetch.back nothing is prefetched");
-  }
-  if (policy.mode != StepMode::kRetrieve) {
-    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
-                           "' retrieves nothing that could be prefetched; use mode retrieve, or no "
-                           "prefetch");
-  }
-  if (options.host_tier_bytes == 0) {
-    return Error{Code::kFailedPrecondition,
-                 "rows are prefetched into the host tier, and this store has none "
-                 "(store.host_tier_mib is 0); give it one, or use no prefetch"};
-  }
-  return {};
-}
-
-// The scan estimator needs the scores of all keys under each query.
-Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
-  if (estimator.kind != EstimatorKind::kScan || (!policy.sharing.on() && !policy.window.on())) {
-    return {};
-  }
-  return InvalidArgument(
-      "estimator scan is made of the scores that a search gives every key, and steps that share a "
-      "set or see a window have none; use another estimator, or neither sharing nor window");
-}
-
-Status CheckPolicy(const StepPolicy& policy) {
-  PREFIXD_TRY(CheckScan(policy.estimator, policy));
-  for (const StepPolicy::Fixed& fixed : policy.fixed) {
-    PREFIXD_TRY(CheckScan(fixed.estimator, policy));
-  }
-  if (!policy.k && !(policy.budget > 0 && policy.budget <= 1)) {
-    return InvalidArgument("a step's budget is a fraction of the prefix in (0, 1], not " +
-                           std::to_string(policy.budget));
-  }
-  if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
-  if (policy.selector != "auto" && !index::IndexFromName(policy.selector).ok()) {
-    return InvalidArgument("no selector named '" + policy.selector +
-                           "'; use auto, exact, codes or ivf");
-  }
-  PREFIXD_TRY(CheckSharing(policy));
-  return CheckWindow(policy);
-}
 
 // Returns the largest k such that k tokens, and the neighbours of their best third, are at most
 // `tokens`.
@@ -141,7 +38,8 @@ class Planner {
         model_(*prefix.model()),
         policy_(policy),
         selector_(selector),
-        choices_(Nearest(choices)) {
+        choices_(ByHead(choices)),
+        budgets_(prefix.heads(), policy.budget) {
     for (uint32_t l = 0; l < model_.spec.geometry.n_layers; ++l) {
       row_bytes_.push_back(
           storage::MeanRowBytes(prefix.stored().parts(), model_.spec.geometry.row(l)));
@@ -151,22 +49,38 @@ class Planner {
       const size_t head = model_.heads.of(fixed.layer, fixed.kv_head);
       fixed_.emplace(head, fixed.estimator);
     }
+    if (policy.spread && !policy.k && !policy.window.on()) Spread();
   }
 
   bool tuned() const { return !choices_.empty(); }
 
-  Result<HeadPlan> Plan(size_t head) const {
+  // Charges what a head's summary turned out to keep beyond what all of its kind do. A choice whose
+  // summary the budget cannot pay for then gives way to none.
+  Status Charge(size_t head, HeadPlan& plan) const {
     const uint32_t layer = prefix_.layer_of(head);
+    const double apart = plan.summary ? ApartTokens(plan.summary->summary, row_bytes_[layer]) : 0;
+    if (apart == 0) return {};
+    auto charged = Fixed(plan.estimator, head, apart);
+    const bool chosen = policy_.estimator.kind == EstimatorKind::kAuto && !fixed_.contains(head);
+    if (!charged.ok() && chosen) charged = Fixed(EstimatorKind::kNone, head);
+    if (!charged.ok()) return charged.error();
+    if (charged->estimator == plan.estimator) charged->summary = std::move(plan.summary);
+    plan = *std::move(charged);
+    return {};
+  }
+
+  Result<HeadPlan> Plan(size_t head) const {
     if (const auto fixed = fixed_.find(head); fixed != fixed_.end()) {
-      return Fixed(fixed->second, layer);
+      return Fixed(fixed->second, head);
     }
-    if (policy_.estimator.kind != EstimatorKind::kAuto) return Fixed(policy_.estimator, layer);
-    const auto choice = choices_.find(head);
-    return Auto(choice == choices_.end() ? nullptr : &choice->second, layer);
+    return policy_.estimator.kind == EstimatorKind::kAuto ? Auto(head)
+                                                          : Fixed(policy_.estimator, head);
   }
 
  private:
-  Result<HeadPlan> Fixed(EstimatorVariant estimator, uint32_t layer) const {
+  // apart: see ApartTokens.
+  Result<HeadPlan> Fixed(EstimatorVariant estimator, size_t of_head, double apart = 0) const {
+    const uint32_t layer = prefix_.layer_of(of_head);
     if (!model_.Summarised(layer) || prefix_.partition().mid.size() == 0) {
       estimator = EstimatorKind::kNone;
     }
@@ -179,30 +93,30 @@ class Planner {
                    (policy_.adaptive || policy_.report_missing);
     const RowShape row = model_.spec.geometry.row(layer);
     const double row_bytes = row_bytes_[layer];
-    const double cost = EstimatorTokens(options_, row, head.reads(), prefix_.maps(), row_bytes);
+    const double cost =
+        EstimatorTokens(options_, row, head.reads(), prefix_.maps(), row_bytes) + apart;
     const double token = RetrievedTokenCost(options_, row, estimator, prefix_.maps(), row_bytes);
     if (policy_.k) {
       head.k = std::min(*policy_.k, prefix_.partition().mid.size());
       head.summary_tokens = cost / policy_.l_gen;
       return head;
     }
-    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), options_.anchors, policy_.budget,
-                                               cost, policy_.l_gen, token));
+    PREFIXD_ASSIGN(const auto plan, PlanBudget(prefix_.n_tokens(), options_.anchors,
+                                               budgets_[of_head], cost, policy_.l_gen, token));
     head.k = policy_.sharing.on() ? WithNeighbours(plan.k, policy_.sharing.dilation) : plan.k;
     head.summary_tokens = plan.estimator_tokens;
     return head;
   }
 
-  // Whether this prefix has what the estimator reads. Moments are always stored, or made on the
-  // spot.
-  bool Available(const EstimatorVariant& estimator) const {
+  // Whether this prefix and selector have what the measured estimator reads. Moments are always
+  // stored, or made on the spot.
+  bool Available(const EstimatorError& measured) const {
+    const EstimatorVariant& estimator = measured.estimator;
     if (estimator.kind == EstimatorKind::kPhi) return prefix_.has_phi_caches();
     if (estimator.kind == EstimatorKind::kScan) {
-      // An exact search computes every score anyway. With codes, the scores and their sums make a
-      // step's search 2 to 3.5 times as long as a search that scans all blocks, and no budget
-      // counts that: only policies that name scan get it there.
       const bool every_key = !policy_.sharing.on() && !policy_.window.on();
-      return selector_ == index::IndexKind::kExact && every_key && prefix_.has_clusters();
+      const bool codes = selector_ == index::IndexKind::kCodes;
+      return ScoresAll(selector_) && IsOf(measured, codes) && every_key && prefix_.has_clusters();
     }
     return !estimator.clustered() || prefix_.has_clusters();
   }
@@ -210,41 +124,90 @@ class Planner {
   // Takes the preferred estimator measured at the nearest budget among those that this budget can
   // pay for while it still retrieves: the measurements included retrieval, and an estimate cannot
   // replace the needle that the last tokens find.
-  Result<HeadPlan> Auto(const HeadChoice* choice, uint32_t layer) const {
+  Result<HeadPlan> Auto(size_t head) const {
     std::vector<EstimatorVariant> order;
-    if (!choice) {
-      order = {EstimatorKind::kMoment};
-    } else {
+    if (const HeadChoice* choice = Nearest(head)) {
       for (const EstimatorError& e : choice->errors) {
-        if (Available(e.estimator)) order.push_back(e.estimator);
+        if (Available(e)) order.push_back(e.estimator);
       }
+    } else {
+      order = {EstimatorKind::kMoment};
     }
-    auto plain = Fixed(EstimatorKind::kNone, layer);  // where even this fails: its error
+    auto plain = Fixed(EstimatorKind::kNone, head);  // where even this fails: its error
     for (const EstimatorVariant& estimator : order) {
-      auto plan = Fixed(estimator, layer);
+      auto plan = Fixed(estimator, head);
       if (plan.ok() && (plan->k > 0 || !plain.ok() || plain->k == 0)) return plan;
     }
     return plain;
   }
 
-  // Returns each head's choice measured at the budget nearest to this one, by ratio.
-  std::map<size_t, HeadChoice> Nearest(std::span<const HeadChoice> choices) const {
+  // Returns what was measured at the budget nearest to this head's, by ratio; null: nothing was.
+  const HeadChoice* Nearest(size_t head) const {
+    const auto own = choices_.find(head);
+    if (own == choices_.end()) return nullptr;
     const double n = prefix_.n_tokens();
     const double budget =
-        policy_.k ? (*policy_.k + prefix_.partition().anchor_count()) / n : policy_.budget;
+        policy_.k ? (*policy_.k + prefix_.partition().anchor_count()) / n : budgets_[head];
+    const HeadChoice* nearest = nullptr;
     const auto distance = [&](const HeadChoice& c) {
       return std::abs(std::log(c.budget / budget));
     };
-    std::map<size_t, HeadChoice> nearest;
+    for (const HeadChoice& choice : own->second) {
+      if (!nearest || distance(choice) < distance(*nearest)) nearest = &choice;
+    }
+    return nearest;
+  }
+
+  std::map<size_t, std::vector<HeadChoice>> ByHead(std::span<const HeadChoice> choices) const {
+    std::map<size_t, std::vector<HeadChoice>> heads;
     for (const HeadChoice& choice : choices) {
       const bool known = choice.layer < model_.heads.layers() &&
                          choice.kv_head < model_.heads.heads_in(choice.layer);
-      if (!known) continue;
-      const size_t head = model_.heads.of(choice.layer, choice.kv_head);
-      const auto [it, fresh] = nearest.emplace(head, choice);
-      if (!fresh && distance(choice) < distance(it->second)) it->second = choice;
+      if (known) heads[model_.heads.of(choice.layer, choice.kv_head)].push_back(choice);
     }
-    return nearest;
+    return heads;
+  }
+
+  // What this head was measured to lose, by tokens beside the anchors, with the estimators that
+  // would be chosen. Empty, so that it keeps its share, where the policy names its estimator.
+  std::vector<LossCurve::Point> Curve(size_t head) const {
+    std::vector<LossCurve::Point> points;
+    const auto own = choices_.find(head);
+    if (own == choices_.end() || fixed_.contains(head)) return points;
+    for (const HeadChoice& choice : own->second) {
+      const auto of = std::ranges::find_if(choice.errors,
+                                           [&](const EstimatorError& e) { return Available(e); });
+      const double tokens = choice.budget * prefix_.n_tokens() - prefix_.partition().anchor_count();
+      if (of != choice.errors.end() && tokens >= 1)
+        points.push_back({tokens, of->error * of->error});
+    }
+    std::ranges::sort(points, {}, &LossCurve::Point::tokens);
+    return points;
+  }
+
+  // Sets each head's budget. Tokens move between heads whose tokens are of one size.
+  void Spread() {
+    const double n = prefix_.n_tokens();
+    const uint32_t anchors = prefix_.partition().anchor_count();
+    const auto equal = PlanBudget(prefix_.n_tokens(), options_.anchors, policy_.budget, 0);
+    if (!equal.ok() || equal->total_tokens <= anchors) return;
+    std::map<double, std::vector<size_t>> heads;  // by the bytes of a token
+    for (size_t head = 0; head < budgets_.size(); ++head) {
+      const uint32_t layer = prefix_.layer_of(head);
+      if (model_.spec.geometry.layers[layer].sliding_window == 0) {
+        heads[row_bytes_[layer]].push_back(head);
+      }
+    }
+    for (const auto& [bytes, alike] : heads) {
+      std::vector<LossCurve> curves;
+      for (const size_t head : alike) {
+        curves.push_back({Curve(head), equal->total_tokens - anchors});
+      }
+      const std::vector<uint32_t> tokens = SpreadTokens(curves);
+      for (size_t i = 0; i < alike.size(); ++i) {
+        if (tokens[i] != curves[i].equal) budgets_[alike[i]] = (tokens[i] + anchors) / n;
+      }
+    }
   }
 
   const RuntimeOptions& options_;
@@ -253,7 +216,8 @@ class Planner {
   const StepPolicy& policy_;
   const index::IndexKind selector_;
   std::vector<double> row_bytes_;  // [layers]
-  const std::map<size_t, HeadChoice> choices_;
+  const std::map<size_t, std::vector<HeadChoice>> choices_;
+  std::vector<double> budgets_;  // [heads], fractions of the prefix
   std::map<size_t, EstimatorVariant> fixed_;
 };
 
@@ -317,21 +281,6 @@ Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const Pre
                    " tokens); wait until it is ready or use selector exact"};
 }
 
-Status CheckFixed(const StepPolicy& policy, const HeadIndex& heads) {
-  if (policy.fixed.size() > heads.count()) {
-    return InvalidArgument("estimators are fixed for " + std::to_string(policy.fixed.size()) +
-                           " heads, and the model has " + std::to_string(heads.count()));
-  }
-  for (const StepPolicy::Fixed& fixed : policy.fixed) {
-    if (fixed.layer >= heads.layers() || fixed.kv_head >= heads.heads_in(fixed.layer)) {
-      return InvalidArgument("an estimator is fixed for layer " + std::to_string(fixed.layer) +
-                             ", KV head " + std::to_string(fixed.kv_head) +
-                             ", which the model has not");
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 TokenRange SessionPlan::Candidates(size_t head) const {
@@ -344,8 +293,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
                                                     std::shared_ptr<PreparedPrefix> prefix,
                                                     const StepPolicy& policy,
                                                     std::vector<storage::ReadStats>* reads) {
-  PREFIXD_TRY(CheckPolicy(policy));
-  PREFIXD_TRY(CheckPrefetch(options, policy));
+  PREFIXD_TRY(CheckPolicy(options, policy));
   auto plan = std::make_shared<SessionPlan>();
   plan->policy = policy;
   plan->prefix = prefix;
@@ -381,7 +329,10 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
   }
   PREFIXD_ASSIGN(KeptSummaries kept, prefix->Summaries(wanted, reads));
   for (auto& [variant, heads] : kept) {
-    for (auto& [head, summary] : heads) plan->heads[head].summary = std::move(summary);
+    for (auto& [head, summary] : heads) {
+      plan->heads[head].summary = std::move(summary);
+      PREFIXD_TRY(planner.Charge(head, plan->heads[head]));
+    }
   }
   if (policy.sharing.on()) {
     std::vector<uint32_t> groups;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/match_calls.h"
+#include "base/session_arguments.h"
 #include "base/tables/runtime_options.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/indexes/index_recall.h"
@@ -17,8 +19,10 @@
 #include "runtime/store/attach_session.h"
 #include "runtime/store/begin_put.h"
 #include "runtime/store/core.h"
+#include "runtime/store/explain.h"
 #include "runtime/store/lookup.h"
 #include "runtime/store/memory_parts.h"
+#include "runtime/store/rewrite_prefix.h"
 #include "runtime/store/store_lists.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
@@ -117,6 +121,19 @@ class LocalStoreImpl final : public LocalStore {
     return matches_.Begin(spec, deadline);
   }
 
+  Result<Explanation> Explain(const ExplainSpec& spec) override {
+    return ExplainMatch(*core_, spec);
+  }
+
+  Result<RewriteResult> Rewrite(std::string_view prefix, RewriteKind kind,
+                                const ProgressFn& progress) override {
+    return RewritePrefix(*core_, prefix, kind, progress);
+  }
+
+  Result<std::unique_ptr<Snapshot>> TakeSnapshot() override {
+    return core_->storage->TakeSnapshot();
+  }
+
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
     std::vector<SegmentId> chain;
     while (true) {
@@ -168,6 +185,13 @@ class LocalStoreImpl final : public LocalStore {
       }
     }
     return detail;
+  }
+
+  Result<std::string> TenantOf(std::string_view prefix) override {
+    const auto id = SegmentId::Parse(prefix);
+    auto tenant = id.ok() ? core_->storage->TenantOf(*id) : std::nullopt;
+    if (!tenant) return NoSuchPrefix(prefix);
+    return *std::move(tenant);
   }
 
   Status Remove(std::string_view prefix) override {

@@ -35,12 +35,13 @@ Result<HeadChoice> ChoiceFrom(const Json& item) {
   if (!chosen.ok() || chosen->kind == EstimatorKind::kAuto) return malformed;
   choice.chosen = *chosen;
   for (const Json& error : item["errors"]) {
-    if (!error.is_array() || error.size() != 2 || !error[0].is_string() || !error[1].is_number()) {
+    if (!error.is_array() || error.size() != 3 || !error[0].is_string() || !error[1].is_number() ||
+        !error[2].is_boolean()) {
       return malformed;
     }
     const auto estimator = EstimatorVariant::Parse(error[0].get_ref<const std::string&>());
     if (!estimator.ok()) return malformed;
-    choice.errors.push_back({*estimator, error[1].get<double>()});
+    choice.errors.push_back({*estimator, error[1].get<double>(), error[2].get<bool>()});
   }
   return choice;
 }
@@ -51,7 +52,9 @@ std::vector<std::byte> SerializeChoices(std::span<const HeadChoice> choices) {
   Json json = Json::array();
   for (const HeadChoice& c : choices) {
     Json errors = Json::array();  // an object would forget their order
-    for (const EstimatorError& e : c.errors) errors.push_back({e.estimator.Name(), e.error});
+    for (const EstimatorError& e : c.errors) {
+      errors.push_back({e.estimator.Name(), e.error, e.by_codes});
+    }
     json.push_back({{"layer", c.layer},
                     {"kv_head", c.kv_head},
                     {"chosen", c.chosen.Name()},
@@ -88,11 +91,25 @@ void OrderByPreference(std::span<EstimatorError> errors) {
   }
 }
 
+bool IsOf(const EstimatorError& error, bool codes) {
+  return error.estimator.kind != EstimatorKind::kScan || error.by_codes == codes;
+}
+
+std::vector<EstimatorError>::const_iterator FirstOf(const std::vector<EstimatorError>& errors,
+                                                    bool codes) {
+  return std::ranges::find_if(errors, [&](const EstimatorError& e) { return IsOf(e, codes); });
+}
+
 double EstimatorTokens(const RuntimeOptions& options, const RowShape& row,
                        const EstimatorVariant& estimator, const FeatureMapSet* maps,
                        double row_bytes) {
   return VariantTokens(estimator, row, maps ? maps->d_phi : 0, options.clusters) *
          (double(row.bytes()) / row_bytes);
+}
+
+double ApartTokens(const EstimatorSummary& summary, double row_bytes) {
+  const PhiCache* phi = summary.phi();
+  return phi ? static_cast<double>(phi->apart_bytes()) / row_bytes : 0;
 }
 
 double RetrievedTokenCost(const RuntimeOptions& options, const RowShape& row,
@@ -104,11 +121,13 @@ double RetrievedTokenCost(const RuntimeOptions& options, const RowShape& row,
 }
 
 std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
-  std::string producer = "choice/4 sinks=" + std::to_string(options.anchors.n_sink) +
-                         " tail=" + std::to_string(options.anchors.n_tail) +
-                         " of=" + VariantNames(options.estimators) +
-                         " clusters=" + std::to_string(options.clusters) +
-                         " features=" + options.phi_features + " budgets=";
+  std::string producer =
+      "choice/5 sinks=" + std::to_string(options.anchors.n_sink) +
+      " tail=" + std::to_string(options.anchors.n_tail) +
+      " of=" + VariantNames(options.estimators) + " clusters=" + std::to_string(options.clusters) +
+      " features=" + options.phi_features +
+      " codes=" + (options.build_codes ? std::to_string(options.codes_min_tokens) : "none") +
+      " recall=" + std::to_string(options.recall_target) + " budgets=";
   for (double budget : options.choice_budgets) producer += std::to_string(budget) + ",";
   for (const FeatureMapSet& maps : model.maps) producer += " " + maps.digest;
   return producer;

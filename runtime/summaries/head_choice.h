@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/estimators/estimator.h"
 #include "prefixd/estimator_variant.h"
 #include "prefixd/ingest.h"
 #include "prefixd/kv_shape.h"
@@ -26,11 +27,22 @@ inline constexpr double kErrorResolution = 5e-4;
 // estimator that is as good as the best of those left.
 void OrderByPreference(std::span<EstimatorError> errors);
 
+// Returns the first of the errors that is of a selector by codes, or by exact scores: these differ
+// in scan alone.
+std::vector<EstimatorError>::const_iterator FirstOf(const std::vector<EstimatorError>& errors,
+                                                    bool codes);
+// Whether the error is of what such a selector does.
+bool IsOf(const EstimatorError& error, bool codes);
+
 // Returns what an estimator's summary costs in tokens for a head with such rows, as stored: float32
 // beside rows of `row_bytes` (storage::MeanRowBytes), whatever dtype the rows were given in.
 double EstimatorTokens(const RuntimeOptions& options, const RowShape& row,
                        const EstimatorVariant& estimator, const FeatureMapSet* maps,
                        double row_bytes);
+
+// Returns what a head's summary costs beyond that, in tokens: the rows that a phi cache keeps
+// apart.
+double ApartTokens(const EstimatorSummary& summary, double row_bytes);
 
 // Returns what a retrieved token costs in tokens: 1, plus its stored features where phi reads them.
 double RetrievedTokenCost(const RuntimeOptions& options, const RowShape& row,

@@ -85,7 +85,7 @@ Status AddRange(const DerivedContext& context, const SummaryKind& kind,
     PREFIXD_TRY(prefix.ReadRange(layer, kv_head, piece, bytes, reads));
     const RowsView rows{bytes.data(), piece.size(), row.bytes(), row};
     if (features) {
-      to.AddFeatures(rows, features->LogPhi(piece));
+      to.AddFeatures(rows, features->LogPhi(piece), features->Alone(piece));
     } else {
       to.Add(rows);
     }
@@ -141,7 +141,7 @@ SummaryKind SummaryKind::Moments(const Model& model, const RuntimeOptions& optio
 SummaryKind SummaryKind::Phi(const Model& model, const FeatureMapSet& maps,
                              const RuntimeOptions& options) {
   SummaryKind kind(model, "phi." + std::to_string(maps.length) + ".",
-                   "phi/2" + AnchorsText(options.anchors) + " from=" + options.phi_features +
+                   "phi/3" + AnchorsText(options.anchors) + " from=" + options.phi_features +
                        " maps=" + maps.digest);
   if (auto format = FeatureFormatFromName(options.phi_features); format.ok()) {
     kind.features_ = *format;

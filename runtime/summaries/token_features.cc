@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "attention/estimators/outweighing.h"
 #include "runtime/derived/unread.h"
 
 namespace prefixd {
@@ -38,18 +39,34 @@ Result<TokenFeatures> TokenFeatures::Encode(const Model& model, const FeatureMap
               std::span(keys).subspan(i * key.key_dim, key.key_dim));
     }
     maps.phi_k[head].LogPhi(keys, chunk.size(), log_phi);
-    std::vector<float> m(maps.d_phi, -std::numeric_limits<float>::infinity());
-    for (size_t i = 0; i < log_phi.size(); ++i) {
-      m[i % maps.d_phi] = std::max(m[i % maps.d_phi], log_phi[i]);
+    // A token that outweighs the others has a chunk of its own: beside it they would all be zero.
+    uint32_t at = chunk.begin;
+    for (const uint32_t alone : OutweighingRows(log_phi, chunk.size(), maps.d_phi)) {
+      const uint32_t token = chunk.begin + alone;
+      for (const TokenRange run : {TokenRange{at, token}, TokenRange{token, token + 1}}) {
+        out.EncodeChunk(run,
+                        std::span(log_phi).subspan(size_t{run.begin - chunk.begin} * maps.d_phi,
+                                                   size_t{run.size()} * maps.d_phi));
+      }
+      at = token + 1;
     }
-    const size_t at = size_t{begin - tokens.begin} * format.RowBytes(maps.d_phi);
-    EncodeFeatures(format, log_phi, m,
-                   std::span(out.codes_).subspan(at, chunk.size() * format.RowBytes(maps.d_phi)));
-    out.m_.insert(out.m_.end(), m.begin(), m.end());
-    out.chunk_ends_.push_back(chunk.end);
+    out.EncodeChunk({at, chunk.end},
+                    std::span(log_phi).subspan(size_t{at - chunk.begin} * maps.d_phi));
     begin = chunk.end;
   }
   return out;
+}
+
+void TokenFeatures::EncodeChunk(TokenRange chunk, std::span<const float> log_phi) {
+  if (chunk.size() == 0) return;
+  std::vector<float> m(d_phi_, -std::numeric_limits<float>::infinity());
+  for (size_t i = 0; i < log_phi.size(); ++i) {
+    m[i % d_phi_] = std::max(m[i % d_phi_], log_phi[i]);
+  }
+  const size_t row = format_.RowBytes(d_phi_), at = size_t{chunk.begin - tokens_.begin} * row;
+  EncodeFeatures(format_, log_phi, m, std::span(codes_).subspan(at, chunk.size() * row));
+  m_.insert(m_.end(), m.begin(), m.end());
+  chunk_ends_.push_back(chunk.end);
 }
 
 Result<TokenFeatures> TokenFeatures::OfMid(const DerivedContext& context, const Model& model,
@@ -90,7 +107,7 @@ std::string FeaturesBlobName(const Model& model, const FeatureMapSet& maps, size
 }
 
 std::string FeaturesProducer(const RuntimeOptions& options, const FeatureMapSet& maps) {
-  return "features/1 sinks=" + std::to_string(options.anchors.n_sink) +
+  return "features/2 sinks=" + std::to_string(options.anchors.n_sink) +
          " as=" + options.phi_features + " maps=" + maps.digest;
 }
 

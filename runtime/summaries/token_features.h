@@ -44,6 +44,9 @@ class TokenFeatures {
   TokenRange tokens() const { return tokens_; }
   // Returns log phi of a run of tokens: [run.size()][d_phi], -inf where the code stands for zero.
   std::vector<float> LogPhi(TokenRange run) const;
+  // Returns the tokens of the run, relative to its begin, that have a chunk of their own: those
+  // whose features may outweigh all others'.
+  std::vector<uint32_t> Alone(TokenRange run) const;
   // Gathers the codes of tokens `ids`; the result borrows from this object, `codes` and `chunks`.
   StoredFeatures Gather(std::span<const uint32_t> ids, std::vector<std::byte>& codes,
                         std::vector<uint32_t>& chunks) const;
@@ -51,6 +54,8 @@ class TokenFeatures {
  private:
   TokenFeatures(const FeatureFormat& format, uint32_t d_phi, TokenRange tokens)
       : format_(format), d_phi_(d_phi), tokens_(tokens) {}
+  // Appends a chunk's codes and m. log_phi: [chunk.size()][d_phi]
+  void EncodeChunk(TokenRange chunk, std::span<const float> log_phi);
   const std::byte* code(uint32_t token) const {
     return codes_.data() + (token - tokens_.begin) * format_.RowBytes(d_phi_);
   }

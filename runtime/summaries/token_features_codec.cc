@@ -102,6 +102,16 @@ std::vector<float> TokenFeatures::LogPhi(TokenRange run) const {
   return out;
 }
 
+std::vector<uint32_t> TokenFeatures::Alone(TokenRange run) const {
+  std::vector<uint32_t> alone;
+  uint32_t begin = tokens_.begin;
+  for (const uint32_t end : chunk_ends_) {
+    if (end - begin == 1 && run.contains(begin)) alone.push_back(begin - run.begin);
+    begin = end;
+  }
+  return alone;
+}
+
 StoredFeatures TokenFeatures::Gather(std::span<const uint32_t> ids, std::vector<std::byte>& codes,
                                      std::vector<uint32_t>& chunks) const {
   const size_t stride = format_.RowBytes(d_phi_);

@@ -18,6 +18,7 @@
 
 #include "prefixd/result.h"
 #include "storage/catalog/sequences.h"
+#include "storage/segment/gone_record.h"
 #include "storage/segment/identity.h"
 #include "storage/segment/records.h"
 #include "storage/segment/segment_format.h"
@@ -49,6 +50,9 @@ struct CatalogChange {
     std::optional<std::vector<BlockHash>> hashes;
   };
   std::vector<SegmentId> remove;  // with their hashes; applied before `put`
+  // What the history keeps of those among them whose tokens go for good; their blocks, and those of
+  // nobody else, are filled in.
+  std::vector<GoneRecord> gone;
   std::vector<Put> put;
   std::vector<SegmentId> remove_aliases;
   std::vector<AliasRecord> put_aliases;
@@ -84,11 +88,19 @@ class Catalog {
   // Writes synced and atomically: the commit point of puts, removals, reclustering and compaction.
   // Apply calls never overlap.
   virtual Status Apply(const CatalogChange& change) = 0;
+  // Adds to the history of what is gone, which is bounded (gone_history.h). Not synced.
+  virtual Status NoteGone(const GoneRecord& record) = 0;
+  // Returns the latest record of the tenant that names this block.
+  virtual Result<std::optional<GoneRecord>> FindGone(std::string_view tenant,
+                                                     const BlockHash& block) const = 0;
   virtual Status SetQuarantine(const SegmentId& id, const std::string& reason) = 0;  // "" lifts it
   virtual Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) = 0;  // not synced
   virtual Status SetVerified(const SegmentId& id, int64_t unix_ms) = 0;              // not synced
   virtual Status SetScrubPosition(const ScrubPosition& position) = 0;                // not synced
   virtual Result<ScrubPosition> LoadScrubPosition() const = 0;
+  // Writes all that is committed now into the new directory `dir` on the same file system, as a
+  // catalog that Open opens.
+  virtual Status CopyTo(const std::filesystem::path& dir) const = 0;
   // A row that does not decode is returned with its id alone and no tokens.
   virtual Result<std::vector<CatalogSegment>> LoadSegments() const = 0;
   virtual Result<std::vector<AliasRecord>> LoadAliases() const = 0;

@@ -10,20 +10,18 @@
 //   c <segment id>           -> when it last verified, unix ms (written without sync)
 //   p                        -> the scrub's position: file uuid, next page (written without sync)
 //   n                        -> sequence numbers: the highest, then the undecided (uint64 each)
-#include <rocksdb/cache.h>
+//   r, g                     -> what is gone, and its blocks (gone_history.h)
 #include <rocksdb/db.h>
-#include <rocksdb/env.h>
 #include <rocksdb/options.h>
-#include <rocksdb/table.h>
+#include <rocksdb/utilities/checkpoint.h>
 #include <rocksdb/write_batch.h>
-#include <rocksdb/write_buffer_manager.h>
 
-#include <cstdarg>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "storage/catalog/catalog.h"
+#include "storage/catalog/catalog_db_options.h"
+#include "storage/catalog/gone_history.h"
 #include "storage/catalog/manifest_tail.h"
 #include "storage/io/errors.h"
 
@@ -50,53 +48,12 @@ std::string_view Raw(const std::array<uint8_t, N>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), N};
 }
 
-// RocksDB's own log file is noise, so this logger passes on errors alone.
-class QuietLogger final : public rocksdb::Logger {
- public:
-  QuietLogger() : rocksdb::Logger(rocksdb::InfoLogLevel::ERROR_LEVEL) {}
-  using rocksdb::Logger::Logv;
-  void Logv(const char* format, va_list args) override {
-    char line[512];
-    std::vsnprintf(line, sizeof(line), format, args);
-    std::string_view text(line);
-    while (text.ends_with('\n')) text.remove_suffix(1);
-    LogWarning("rocksdb: " + std::string(text));
-  }
-};
-
 class RocksCatalog final : public Catalog {
  public:
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
                                                const CatalogMeta& fresh,
                                                std::function<Status()> make_room) {
-    rocksdb::Options options;
-    options.create_if_missing = true;
-    options.paranoid_checks = true;
-    options.track_and_verify_wals_in_manifest = true;
-    // RocksDB cuts the log at the first damage (a power cut may tear its last record). Commits that
-    // go with it are not lost: their sealed segments carry numbers that the catalog has then not
-    // decided about, and recovery commits them again.
-    options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
-    options.info_log = std::make_shared<QuietLogger>();
-    options.compression = rocksdb::kNoCompression;  // hashes do not compress
-    options.write_buffer_size = 4 << 20;
-    options.max_write_buffer_number = 2;
-    options.max_total_wal_size = 16 << 20;
-    options.max_open_files = 64;
-    options.max_background_jobs = 2;
-    options.keep_log_file_num = 1;
-    // Opening a store starts no threads that outlive their use: it has a few dozen table files at
-    // most, and no code reads the statistics.
-    options.max_file_opening_threads = 1;
-    options.stats_dump_period_sec = 0;
-    options.stats_persist_period_sec = 0;
-    rocksdb::BlockBasedTableOptions table;
-    table.block_cache = rocksdb::NewLRUCache(kCatalogCacheBytes);
-    table.cache_index_and_filter_blocks = true;
-    options.write_buffer_manager =
-        std::make_shared<rocksdb::WriteBufferManager>(kCatalogCacheBytes / 2, table.block_cache);
-    options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-
+    const rocksdb::Options options = CatalogDbOptions();
     auto catalog = std::make_unique<RocksCatalog>();
     catalog->make_room_ = std::move(make_room);
     rocksdb::DB* db = nullptr;
@@ -116,6 +73,7 @@ class RocksCatalog final : public Catalog {
     std::string numbers;
     PREFIXD_TRY(catalog->GetOptional("n", numbers));
     PREFIXD_TRY(catalog->sequences_.Restore(numbers));
+    PREFIXD_TRY(catalog->gone_.Load(*db));
     return std::unique_ptr<Catalog>(std::move(catalog));
   }
 
@@ -149,6 +107,11 @@ class RocksCatalog final : public Catalog {
     std::vector<uint64_t> deciding;
     for (const CatalogChange::Put& put : change.put) deciding.push_back(put.record.sequence);
     batch.Put("n", sequences_.Row(deciding));
+    for (GoneRecord record : change.gone) {
+      PREFIXD_ASSIGN(const std::vector<BlockHash> hashes, HashesOf(record.id));
+      record.blocks = SampleBlocks(hashes);
+      PREFIXD_TRY(gone_.Add(*db_, record, batch));
+    }
     for (const SegmentId& id : change.remove) {
       PREFIXD_TRY(DeleteHashes(batch, id));
       for (const char kind : {'s', 'q', 'u', 'c'}) batch.Delete(Key(kind, Raw(id.bytes)));
@@ -173,6 +136,17 @@ class RocksCatalog final : public Catalog {
     PREFIXD_TRY(Write(batch, true, "committing"));
     for (const uint64_t number : deciding) sequences_.Decide(number);
     return {};
+  }
+
+  Status NoteGone(const GoneRecord& record) override {
+    rocksdb::WriteBatch batch = NewBatch();
+    PREFIXD_TRY(gone_.Add(*db_, record, batch));
+    return Write(batch, false, "recording what is gone");
+  }
+
+  Result<std::optional<GoneRecord>> FindGone(std::string_view tenant,
+                                             const BlockHash& block) const override {
+    return gone_.Find(*db_, tenant, block);
   }
 
   Status SetQuarantine(const SegmentId& segment, const std::string& reason) override {
@@ -245,6 +219,15 @@ class RocksCatalog final : public Catalog {
     return segments;
   }
 
+  Status CopyTo(const std::filesystem::path& dir) const override {
+    rocksdb::Checkpoint* made = nullptr;
+    rocksdb::Status status = rocksdb::Checkpoint::Create(db_.get(), &made);
+    const std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+    if (status.ok()) status = checkpoint->CreateCheckpoint(dir.string());
+    if (!status.ok()) return DbError(status, "copying");
+    return {};
+  }
+
   Result<std::vector<AliasRecord>> LoadAliases() const override {
     std::vector<AliasRecord> aliases;
     PREFIXD_TRY(Scan("a", [&](std::string_view, std::string_view value) -> Status {
@@ -273,13 +256,19 @@ class RocksCatalog final : public Catalog {
     return rocksdb::WriteBatch(0, 0, /*protection_bytes_per_key=*/8, 0);
   }
 
+  Result<std::vector<BlockHash>> HashesOf(const SegmentId& segment) const {
+    std::string bytes;
+    PREFIXD_TRY(GetOptional(Key('b', Raw(segment.bytes)), bytes));
+    std::vector<BlockHash> hashes(bytes.size() / sizeof(BlockHash));
+    if (!hashes.empty())
+      std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(BlockHash));
+    return hashes;
+  }
+
   Status DeleteHashes(rocksdb::WriteBatch& batch, const SegmentId& segment) const {
     const std::string_view id = Raw(segment.bytes);
-    std::string hashes;
-    PREFIXD_TRY(GetOptional(Key('b', id), hashes));
-    for (size_t at = 0; at + sizeof(BlockHash) <= hashes.size(); at += sizeof(BlockHash)) {
-      batch.Delete(Key('h', std::string_view(hashes).substr(at, sizeof(BlockHash))).append(id));
-    }
+    PREFIXD_ASSIGN(const std::vector<BlockHash> hashes, HashesOf(segment));
+    for (const BlockHash& hash : hashes) batch.Delete(Key('h', Raw(hash)).append(id));
     batch.Delete(Key('b', id));
     return {};
   }
@@ -365,6 +354,7 @@ class RocksCatalog final : public Catalog {
   std::unique_ptr<rocksdb::DB> db_;
   CatalogMeta meta_;
   Sequences sequences_;
+  GoneHistory gone_;
 };
 
 }  // namespace

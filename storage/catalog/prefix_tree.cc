@@ -301,6 +301,14 @@ bool PrefixTree::SetVerified(const SegmentId& id, int64_t unix_ms) {
   return true;
 }
 
+std::optional<std::string> PrefixTree::TenantOf(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto alias = aliases_.find(id);
+  const auto it = nodes_.find(alias == aliases_.end() ? id : alias->second.segment);
+  if (it == nodes_.end()) return std::nullopt;
+  return it->second.record.tenant;
+}
+
 Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   std::lock_guard lock(mutex_);
   const auto alias = aliases_.find(id);

@@ -155,6 +155,7 @@ class PrefixTree {
   // Describes a segment or an alias. own_bytes is the size of the segment file; the caller adds
   // blobs.
   Result<PrefixInfo> Info(const SegmentId& id) const;
+  std::optional<std::string> TenantOf(const SegmentId& id) const;  // nullopt: the id is unknown
   std::vector<SegmentRecord> Records() const;
   // Returns up to `limit` ids of segments and aliases, listed or not, in the order of tenant and
   // id, behind the given place; `one_tenant`: of this tenant alone.

@@ -92,6 +92,42 @@ Error WithHowToRecover(Error error, const fs::path& dir) {
   return error;
 }
 
+namespace {
+
+// Who may write to a directory can replace what lies in it.
+Status CheckOwnAlone(const fs::path& path, bool link_allowed) {
+  struct stat st {};
+  if ((link_allowed ? ::stat : ::lstat)(path.c_str(), &st) != 0) {
+    return ErrnoError(errno, "cannot look at " + path.string());
+  }
+  const auto refused = [&](const std::string& why) {
+    return Error{Code::kFailedPrecondition, path.string() + " " + why};
+  };
+  if (S_ISLNK(st.st_mode)) {
+    return refused(
+        "is a symbolic link, and none is followed in a store's directory: put the "
+        "directory itself there, or link the store's directory as a whole");
+  }
+  if (!S_ISDIR(st.st_mode)) return refused("is no directory");
+  if (st.st_uid != ::geteuid() && st.st_uid != 0) {
+    return refused("belongs to user " + std::to_string(st.st_uid) +
+                   ", who could replace what is stored: it must belong to this user (" +
+                   std::to_string(::geteuid()) + ") or to root");
+  }
+  if ((st.st_mode & S_IWOTH) != 0) {
+    return refused("may be written by everybody, who could replace what is stored: chmod o-w " +
+                   path.string());
+  }
+  if ((st.st_mode & S_IWGRP) != 0) {
+    LogWarning(path.string() + " may be written by group " + std::to_string(st.st_gid) +
+               ", whose members could replace what is stored; chmod g-w unless they are to be "
+               "trusted");
+  }
+  return {};
+}
+
+}  // namespace
+
 Status CreateStoreDir(const fs::path& dir) {
   for (const fs::path& path : {dir, dir / "segments", dir / "catalog"}) {
     if (::mkdir(path.c_str(), 0700) == 0) {
@@ -100,6 +136,7 @@ Status CreateStoreDir(const fs::path& dir) {
     } else if (errno != EEXIST) {
       return ErrnoError(errno, "cannot create the directory " + path.string());
     }
+    PREFIXD_TRY(CheckOwnAlone(path, /*link_allowed=*/path == dir));
   }
   return {};
 }

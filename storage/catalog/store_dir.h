@@ -7,6 +7,7 @@
 //   segments/<file>.seg           the rows of one segment
 //   segments/<id>.<name>.blob     one blob beside a segment
 //   segments/*.tmp                unfinished; removed at open
+//   snapshot/                     while a snapshot lives (store/snapshot.h); removed at open
 #pragma once
 
 #include <filesystem>

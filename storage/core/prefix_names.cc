@@ -17,16 +17,17 @@ int64_t Later(int64_t a, int64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, 
 }  // namespace
 
 Status PrefixNames::Remove(const SegmentId& id) {
+  const RemovalCause cause{GoneReason::kRemoved, ""};
   {
     // The commit lock keeps puts from committing below a segment that is being removed.
     std::lock_guard commit(parts_.commit_mutex);
-    PREFIXD_TRY(RemoveName(id));
+    PREFIXD_TRY(RemoveName(id, cause));
   }
-  parts_.removal.FreeUnneeded();
+  parts_.removal.FreeUnneeded(cause);
   return {};
 }
 
-Status PrefixNames::RemoveName(const SegmentId& id) {
+Status PrefixNames::RemoveName(const SegmentId& id, const RemovalCause& cause) {
   CatalogChange change;
   if (parts_.tree.Resolve(id).second > 0) {
     change.remove_aliases.push_back(id);
@@ -40,7 +41,9 @@ Status PrefixNames::RemoveName(const SegmentId& id) {
     return Error{Code::kNotFound, "prefix " + id.ToString() +
                                       " was removed; its tokens stay while others need them"};
   }
-  if (info.children == 0 && parts_.tree.AliasesInto(id).empty()) return parts_.removal.Erase(id);
+  if (info.children == 0 && parts_.tree.AliasesInto(id).empty()) {
+    return parts_.removal.Erase(id, cause);
+  }
   record.listed = record.pinned = false;
   record.expires_unix_ms = 0;
   change.put.push_back({record, std::nullopt});
@@ -100,7 +103,8 @@ void PrefixNames::SweepExpired() {
     std::lock_guard commit(parts_.commit_mutex);
     const auto info = parts_.tree.Info(id);
     if (!info.ok() || !info->listed || !Expired(info->expires_unix_ms, NowUnixMs())) continue;
-    if (RemoveName(id).ok()) ++done;  // else it is open: a later sweep tries again
+    if (RemoveName(id, {GoneReason::kExpired, ""}).ok())
+      ++done;  // else it is open: a later sweep tries again
   }
   parts_.expired += done;
   if (done > 0) LogInfo("prefixes that expired: " + std::to_string(done));

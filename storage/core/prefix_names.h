@@ -46,7 +46,7 @@ class PrefixNames {
     int64_t expires_unix_ms = 0;
   };
   // Removes the name, and its segment if nothing else needs that. REQUIRES commit_mutex.
-  Status RemoveName(const SegmentId& id);
+  Status RemoveName(const SegmentId& id, const RemovalCause& cause);
   // Commits, synced, what `edit` makes of a prefix's name; afterwards the name is listed.
   Status Change(const SegmentId& id, const std::function<Status(Name&)>& edit);
 

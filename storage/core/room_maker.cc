@@ -47,17 +47,21 @@ bool RoomMaker::EvictFor(const std::string& tenant, const SpaceShortage& shortag
                          const char* why) {
   EvictionPlan plan = NewPlan();
   if (shortage.tenant > 0 && !plan.Free(shortage.tenant, &tenant)) return false;
+  const size_t for_quota = plan.victims().size();
   const uint64_t total = std::max(shortage.disk, shortage.store);
   if (total > plan.freed() && !plan.Free(total - plan.freed(), nullptr)) return false;
-  Evict(plan.victims(), why);
+  Evict(plan.victims(), for_quota, why);
   return true;
 }
 
-void RoomMaker::Evict(std::span<const EvictionNode> victims, const char* why) {
-  for (const EvictionNode& victim : victims) {
+void RoomMaker::Evict(std::span<const EvictionNode> victims, size_t for_quota, const char* why) {
+  RemovalCause cause;
+  for (size_t i = 0; i < victims.size(); ++i) {
+    const EvictionNode& victim = victims[i];
     std::lock_guard commit(parts_.commit_mutex);
     if (Retained(victim.id)) continue;  // pinned meanwhile
-    const Status erased = parts_.removal.Erase(victim.id);
+    cause = CauseOf(victim, i < for_quota, why);
+    const Status erased = parts_.removal.Erase(victim.id, cause);
     if (parts_.tree.Record(victim.id).ok()) continue;  // needed again
     // The segment is gone, even if its file could not be removed yet.
     if (!erased.ok()) LogWarning(erased.error().message);
@@ -71,7 +75,14 @@ void RoomMaker::Evict(std::span<const EvictionNode> victims, const char* why) {
     ++count.segments;
     count.bytes += victim.bytes;
   }
-  parts_.removal.FreeUnneeded();
+  parts_.removal.FreeUnneeded(cause);
+}
+
+RemovalCause RoomMaker::CauseOf(const EvictionNode& victim, bool for_quota, const char* why) const {
+  const auto info = parts_.tree.Info(victim.id);
+  if (info.ok() && info->quarantined) return {GoneReason::kDamaged, info->quarantine};
+  if (victim.useless) return {GoneReason::kExpired, ""};
+  return {for_quota ? GoneReason::kEvictedQuota : GoneReason::kEvicted, why};
 }
 
 bool RoomMaker::Retained(const SegmentId& id) const {
@@ -95,9 +106,10 @@ Status RoomMaker::MakeHeadroom() {
     if (further.Free(bytes, tenant)) plan = std::move(further);
   };
   for (const auto& [tenant, bytes] : missing.tenants) reach(bytes, &tenant);
+  const size_t for_quota = plan.victims().size();
   if (missing.total > plan.freed()) reach(missing.total - plan.freed(), nullptr);
   const std::span<const EvictionNode> victims = plan.victims();
-  Evict(victims.first(std::min(victims.size(), kMaxSweptSegments)),
+  Evict(victims.first(std::min(victims.size(), kMaxSweptSegments)), for_quota,
         "so that the next puts need not wait");
   if (victims.size() > kMaxSweptSegments) wanted_room_ = true;
   return {};

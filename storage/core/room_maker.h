@@ -52,7 +52,9 @@ class RoomMaker {
   // Returns false and evicts nothing when everything that may go frees too little. REQUIRES
   // eviction_mutex_, as Evict does.
   bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
-  void Evict(std::span<const EvictionNode> victims, const char* why);
+  // `for_quota`: so many of the first go for their tenant's quota.
+  void Evict(std::span<const EvictionNode> victims, size_t for_quota, const char* why);
+  RemovalCause CauseOf(const EvictionNode& victim, bool for_quota, const char* why) const;
   bool Retained(const SegmentId& id) const;
 
   const Parts parts_;

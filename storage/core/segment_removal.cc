@@ -1,15 +1,18 @@
 #include "storage/core/segment_removal.h"
 
 #include "storage/catalog/store_dir.h"
+#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
 
 namespace prefixd::storage {
 
-Status SegmentRemoval::Erase(const SegmentId& id) {
+Status SegmentRemoval::Erase(const SegmentId& id, const RemovalCause& cause) {
   CatalogChange change;
   change.remove.push_back(id);
+  PREFIXD_ASSIGN(const SegmentRecord known, parts_.tree.Record(id));
+  change.gone.push_back({cause.reason, known.tenant, id, known.tokens, NowUnixMs(), cause.why, {}});
   for (const AliasRecord& alias : parts_.tree.AliasesInto(id))
     change.remove_aliases.push_back(alias.id);
   CrashPoint("remove.before_commit");
@@ -35,14 +38,14 @@ Status SegmentRemoval::FreeFile(const SegmentRecord& old) {
 }
 
 // Each round removes a segment, which may make the one that it continued unneeded too.
-void SegmentRemoval::FreeUnneeded() {
+void SegmentRemoval::FreeUnneeded(const RemovalCause& cause) {
   while (true) {
     bool freed = false;
     for (const SegmentId& id : parts_.tree.Unneeded()) {
       std::lock_guard commit(parts_.commit_mutex);
       const auto record = parts_.tree.Record(id);
       if (!record.ok() || record->listed) continue;  // removed, or needed again
-      const Status done = Erase(id);
+      const Status done = Erase(id, cause);
       if (parts_.tree.Record(id).ok()) continue;  // pinned, or the catalog refused
       freed = true;
       if (!done.ok()) LogWarning(done.error().message);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <mutex>
+#include <string>
 
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/prefix_tree.h"
@@ -15,6 +16,12 @@
 #include "storage/host_tier/host_tier.h"
 
 namespace prefixd::storage {
+
+// Says why something goes, for the history of what is gone.
+struct RemovalCause {
+  GoneReason reason = GoneReason::kRemoved;
+  std::string why;
+};
 
 class SegmentRemoval {
  public:
@@ -31,13 +38,13 @@ class SegmentRemoval {
   explicit SegmentRemoval(const Parts& parts) : parts_(parts) {}
 
   // Removes a segment with every name that stands for it. REQUIRES commit_mutex.
-  Status Erase(const SegmentId& id);
+  Status Erase(const SegmentId& id, const RemovalCause& cause);
   // Frees the files and the memory of a segment that is gone from catalog and tree.
   Status Free(const SegmentRecord& record);
   // Frees a file that the catalog does not name any more; readers keep it open.
   Status FreeFile(const SegmentRecord& old);
   // Removes every segment that no name needs any more. Takes commit_mutex.
-  void FreeUnneeded();
+  void FreeUnneeded(const RemovalCause& cause);
 
  private:
   const Parts parts_;

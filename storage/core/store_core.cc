@@ -153,7 +153,7 @@ Status StoreCore::OpenEngine(const EngineWrapper& wrap) {
 
 Status StoreCore::Maintain() {
   names->SweepExpired();
-  removal->FreeUnneeded();
+  removal->FreeUnneeded({GoneReason::kExpired, ""});
   PREFIXD_TRY(room->MakeHeadroom());
   ballast->Restore(options.min_free_bytes);
   return {};

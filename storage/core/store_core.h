@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -76,6 +77,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
 
   // Serialises commits. Held for writes of the catalog, never for reads of segments.
   std::mutex commit_mutex;
+  std::atomic<bool> snapshot_taken{false};
   int64_t last_verified_ms = 0;  // the scrub's latest; guarded by commit_mutex
 
   std::unique_ptr<StoredModels> models;

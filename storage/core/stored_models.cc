@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 
 namespace prefixd::storage {
@@ -99,6 +100,9 @@ Status StoredModels::Remove(std::string_view name) {
   CrashPoint("model.before_removal");
   PREFIXD_TRY(catalog_.RemoveModel(name));
   CrashPoint("model.removed");
+  // A history that cannot be written costs an explanation, not the removal.
+  (void)catalog_.NoteGone(
+      {GoneReason::kModelRemoved, "", {}, {}, NowUnixMs(), "", {ModelNameHash(name)}});
   if (held != held_.end()) held_.erase(held);
   models_.erase(it);
   return {};

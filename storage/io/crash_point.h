@@ -1,6 +1,6 @@
 // Names moments at which a test may let the process die. In the product no hook is ever set, and a
 // point costs one relaxed load. The name "what.where" alone identifies a point; tests find points
-// by running (tests/reliability/kill_harness.cc).
+// by running (tests/reliability/harness/kill_harness.cc).
 //
 // Thread-safety: the hook is set before stores are opened and may be called from any thread.
 #pragma once

@@ -32,10 +32,17 @@ void UniqueFd::Close() {
 }
 
 Result<UniqueFd> OpenFile(const std::filesystem::path& path, int flags, int mode) {
+  // Who has put a link there wants another file read or written.
+  if ((flags & O_DIRECTORY) == 0) flags |= O_NOFOLLOW;
   int fd = -1;
   do {
     fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
   } while (fd < 0 && errno == EINTR);
+  if (fd < 0 && errno == ELOOP) {
+    return Error{Code::kIo, path.string() +
+                                " is a symbolic link, and none is followed in a store's directory: "
+                                "put the file itself there"};
+  }
   if (fd < 0) {
     Error error = ErrnoError(errno, "cannot open " + path.string());
     if (errno == ENOENT) error.code = Code::kNotFound;

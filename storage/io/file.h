@@ -29,7 +29,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Opens with O_CLOEXEC. The error names the path.
+// Opens with O_CLOEXEC, and a file only where `path` itself is no symbolic link. The error names
+// the path.
 Result<UniqueFd> OpenFile(const std::filesystem::path& path, int flags, int mode = 0600);
 Status SyncDirectory(const std::filesystem::path& dir);
 // A missing file is no error.

@@ -7,6 +7,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "storage/segment/gone_record.h"
 #include "storage/segment/hex.h"
 
 namespace prefixd::storage {
@@ -134,6 +135,24 @@ BlockHash PrefixScope(const Fingerprint& model, std::string_view tenant) {
   BlockHash scope;
   hash.Final(scope.data());
   return scope;
+}
+
+BlockHash ModelNameHash(std::string_view name) {
+  InitSodium();
+  BlockHash out;
+  Blake2b hash(out.size());
+  hash.UpdateString("prefixd model name");
+  hash.UpdateString(name);
+  hash.Final(out.data());
+  return out;
+}
+
+std::vector<BlockHash> SampleBlocks(std::span<const BlockHash> hashes) {
+  if (hashes.size() <= kGoneBlocks) return {hashes.begin(), hashes.end()};
+  std::vector<BlockHash> out;
+  for (size_t i = 1; i <= kGoneBlocks; ++i)
+    out.push_back(hashes[i * hashes.size() / kGoneBlocks - 1]);
+  return out;
 }
 
 void RandomBytes(std::span<uint8_t> out) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "storage/segment/gone_record.h"
 #include "storage/segment/row_encoding.h"
 
 namespace prefixd::storage {
@@ -277,6 +278,40 @@ std::string EncodeAlias(const AliasRecord& alias) { return Pack(AliasToJson(alia
 
 Result<AliasRecord> DecodeAlias(std::string_view bytes) {
   return Unpack<AliasRecord>(bytes, "alias", AliasFromJson);
+}
+
+std::string EncodeGone(const GoneRecord& r) {
+  std::vector<uint8_t> blocks;
+  for (const BlockHash& hash : r.blocks) blocks.insert(blocks.end(), hash.begin(), hash.end());
+  return Pack({{"reason", static_cast<uint32_t>(r.reason)},
+               {"tenant", r.tenant},
+               {"id", Binary(r.id.bytes)},
+               {"begin", r.tokens.begin},
+               {"end", r.tokens.end},
+               {"at", r.unix_ms},
+               {"why", r.why},
+               {"blocks", Binary(blocks)}});
+}
+
+Result<GoneRecord> DecodeGone(std::string_view bytes) {
+  return Unpack<GoneRecord>(bytes, "removal", [](const json& v) -> Result<GoneRecord> {
+    GoneRecord r;
+    const auto reason = Whole<uint32_t>(v.at("reason"));
+    const auto& blocks = v.at("blocks").get_ref<const json::binary_t&>();
+    if (!GetBinary(v.at("id"), r.id.bytes) || reason == 0 ||
+        reason > static_cast<uint32_t>(GoneReason::kModelRemoved) ||
+        blocks.size() % sizeof(BlockHash) != 0 || blocks.size() > kGoneBlocks * sizeof(BlockHash)) {
+      return Error{Code::kCorrupt, "a stored removal contradicts itself"};
+    }
+    r.reason = static_cast<GoneReason>(reason);
+    r.tenant = v.at("tenant").get<std::string>();
+    r.tokens = {Whole<uint32_t>(v.at("begin")), Whole<uint32_t>(v.at("end"))};
+    r.unix_ms = Whole<int64_t>(v.at("at"));
+    r.why = v.at("why").get<std::string>();
+    r.blocks.resize(blocks.size() / sizeof(BlockHash));
+    if (!blocks.empty()) std::memcpy(r.blocks.data(), blocks.data(), blocks.size());
+    return r;
+  });
 }
 
 std::string EncodeManifest(const SegmentManifest& m) {

@@ -6,11 +6,13 @@
 #include "storage/core/store_core.h"
 #include "storage/io/file.h"
 #include "storage/segment/hex.h"
+#include "storage/store/explain_match.h"
 #include "storage/store/open_prefix.h"
 #include "storage/store/open_store.h"
 #include "storage/store/remote_segment.h"
 #include "storage/store/scrub.h"
 #include "storage/store/segment_rewrite.h"
+#include "storage/store/snapshot.h"
 #include "storage/store/store_match.h"
 #include "storage/store/store_put.h"
 #include "storage/store/store_recovery.h"
@@ -85,6 +87,19 @@ class Store final : public PrefixStore {
         tokens, accept);
   }
 
+  Result<MatchExplanation> ExplainMatch(std::string_view model, std::string_view tenant,
+                                        std::span<const uint32_t> tokens,
+                                        const Acceptance& accept) const override {
+    PREFIXD_ASSIGN(const RequestScope scope, core_->models->Resolve(model, tenant));
+    return ExplainLongest(*core_, scope, tokens, accept);
+  }
+
+  Result<std::optional<int64_t>> ModelRemovedAt(std::string_view name) const override {
+    PREFIXD_ASSIGN(const auto gone, core_->catalog->FindGone("", ModelNameHash(name)));
+    if (!gone || gone->reason != GoneReason::kModelRemoved) return std::optional<int64_t>();
+    return std::optional(gone->unix_ms);
+  }
+
   Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model, std::string_view tenant,
                                                   std::span<const uint32_t> tokens,
                                                   std::string_view label,
@@ -150,6 +165,9 @@ class Store final : public PrefixStore {
   Result<PrefixInfo> GetPrefix(const SegmentId& id) const override {
     return core_->segments->Info(id);
   }
+  std::optional<std::string> TenantOf(const SegmentId& id) const override {
+    return core_->tree.TenantOf(id);
+  }
   Status Remove(const SegmentId& id) override { return core_->names->Remove(id); }
 
   Status SetLifetime(const SegmentId& id, const LifetimeChange& change) override {
@@ -181,6 +199,8 @@ class Store final : public PrefixStore {
   Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) override {
     return PullChain(*core_, id, remote, progress);
   }
+
+  Result<std::unique_ptr<Snapshot>> TakeSnapshot() override { return storage::TakeSnapshot(core_); }
 
   Result<VerifyReport> Verify(const SegmentId* only, const Progress& progress) override {
     if (only == nullptr) {
@@ -263,9 +283,10 @@ Result<std::shared_ptr<StoreCore>> OpenStoreCore(const StoreOptions& options,
                                                  const EngineWrapper& wrap_engine,
                                                  const CatalogWrapper& wrap_catalog) {
   PREFIXD_ASSIGN(auto core, StoreCore::Join(options, wrap_engine, wrap_catalog));
+  PREFIXD_TRY(RemoveOldSnapshot(options.dir));
   PREFIXD_TRY(RecoverStore(*core));
   core->names->SweepExpired();
-  core->removal->FreeUnneeded();
+  core->removal->FreeUnneeded({GoneReason::kExpired, ""});
   core->ballast->Restore(options.min_free_bytes);
   return core;
 }

@@ -25,6 +25,7 @@
 #include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
 #include "prefixd/result.h"
+#include "prefixd/snapshot.h"
 #include "prefixd/stored_part.h"
 #include "storage/core/lifetime_change.h"
 #include "storage/core/verify_report.h"
@@ -32,6 +33,7 @@
 #include "storage/files/tenant_usage.h"
 #include "storage/io/progress.h"
 #include "storage/remote/remote_tier.h"
+#include "storage/segment/gone_record.h"
 #include "storage/segment/prefix_info.h"
 #include "storage/store/segment_source.h"
 
@@ -59,6 +61,26 @@ struct Match {
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
   uint32_t exact_tokens = 0;   // the matched tokens before the first derived one
+};
+
+// Says why a match ends where it does: what is stored behind it and not used, and what was.
+struct MatchExplanation {
+  Match match;
+  // The token that the nearest stored prefix has where the match ends; absent: it ends there, too,
+  // or nothing matches.
+  std::optional<uint32_t> stored_token;
+  uint32_t derived_tokens = 0;  // the tokens that match when derived rows are taken, if more
+  // A stored prefix that holds more tokens of the prompt but serves nobody, and why.
+  struct Unusable {
+    SegmentId id;
+    uint32_t n_tokens = 0;        // down to a whole block
+    std::string quarantine;       // the reason; empty: it expired
+    int64_t expires_unix_ms = 0;  // when it did
+  };
+  std::vector<Unusable> unusable;
+  // What held, or would have held, the most tokens more than the match.
+  std::optional<GoneRecord> gone;
+  uint32_t gone_tokens = 0;  // at least so many tokens of the prompt
 };
 
 // Where a list of prefixes begins and ends. Prefixes are in the order of tenant and id.
@@ -149,6 +171,12 @@ class PrefixStore : public SegmentSource {
   virtual Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
                                      std::span<const uint32_t> tokens,
                                      const Acceptance& accept = {}) const = 0;
+  // Says why LongestMatch finds no more tokens than it does.
+  virtual Result<MatchExplanation> ExplainMatch(std::string_view model, std::string_view tenant,
+                                                std::span<const uint32_t> tokens,
+                                                const Acceptance& accept = {}) const = 0;
+  // Returns when the model of this name was removed, if the store remembers it.
+  virtual Result<std::optional<int64_t>> ModelRemovedAt(std::string_view name) const = 0;
   // `tokens` is the whole prompt; the writer's range() is the part that is not stored yet. n = 0 is
   // refused.
   virtual Result<std::unique_ptr<SegmentWriter>> BeginPut(std::string_view model,
@@ -157,6 +185,8 @@ class PrefixStore : public SegmentSource {
                                                           std::string_view label,
                                                           const PutOptions& options = {}) = 0;
   virtual std::vector<PrefixInfo> ListPrefixes(const PrefixesAfter& after = {}) const = 0;
+  // nullopt: the id is unknown. Reads nothing else of the prefix.
+  virtual std::optional<std::string> TenantOf(const SegmentId& id) const = 0;
   // Removes the prefix's name and the data stored for it alone; tokens that others continue stay
   // until those are gone. kFailedPrecondition when it is open.
   virtual Status Remove(const SegmentId& id) = 0;
@@ -190,6 +220,10 @@ class PrefixStore : public SegmentSource {
   // Fetches a prefix by the id it was pushed under, with its whole chain, verified page by page,
   // and commits it here as a put would: durable and visible when it returns.
   virtual Status Pull(const SegmentId& id, const RemoteTier& remote, const Progress& progress) = 0;
+
+  // As Store::TakeSnapshot (prefixd/snapshot.h): one moment of the catalog and its segments. Blobs
+  // that are replaced or removed meanwhile may be left out; they are made again.
+  virtual Result<std::unique_ptr<Snapshot>> TakeSnapshot() = 0;
 
   // Reads and verifies everything that one prefix needs, root first (null: the whole store):
   // damaged segments are quarantined, a quarantined one that verifies again is released, and

@@ -374,7 +374,7 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
   core.counters.compacted++;
   PREFIXD_TRY(core.removal->Free(first));
   PREFIXD_TRY(core.removal->Free(last));
-  core.removal->FreeUnneeded();  // both may have been unlisted
+  core.removal->FreeUnneeded({GoneReason::kRemoved, ""});  // both may have been unlisted
   return compacted.id;
 }
 

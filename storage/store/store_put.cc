@@ -78,8 +78,12 @@ class PutWriter final : public SegmentWriter {
     header.manifest_bytes = file.manifest.size();
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
-    PREFIXD_ASSIGN(space_,
-                   core_->room->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict));
+    auto reserved = core_->room->Reserve(plan_.scope.tenant, layout.file_bytes(), Room::kMayEvict);
+    if (!reserved.ok()) {
+      NoteRefusal(reserved.error());
+      return reserved.error();
+    }
+    space_ = *std::move(reserved);
     CrashPoint("put.begin");
     file.path = SegmentPath(core_->options.dir, header.file);
     file.token_ids.assign(plan_.tokens.begin() + header.tokens.begin, plan_.tokens.end());
@@ -176,6 +180,29 @@ class PutWriter final : public SegmentWriter {
   Status CheckOpen() const {
     if (!done_) return {};
     return Error{Code::kFailedPrecondition, "this put was committed or aborted before"};
+  }
+
+  // So that a later miss can be explained. Nothing else depends on it.
+  void NoteRefusal(const Error& error) const {
+    constexpr uint64_t kLeastFree = 32ull << 20;
+    constexpr int64_t kAgainMs = 60'000;  // a client that tries again does not fill the history
+    const uint32_t first = plan_.match.n_tokens / core_->catalog->meta().block_tokens;
+    if (error.code != Code::kResourceExhausted || plan_.hashes.size() <= first) return;
+    // On a disk that is nearly full the ballast must not go for it.
+    const auto free = FreeBytes(core_->options.dir);
+    if (!free.ok() || *free < kLeastFree) return;
+    const auto known = core_->catalog->FindGone(plan_.scope.tenant, plan_.hashes.back());
+    if (!known.ok() || (*known && (*known)->reason == GoneReason::kRefused &&
+                        NowUnixMs() - (*known)->unix_ms < kAgainMs)) {
+      return;
+    }
+    (void)core_->catalog->NoteGone({GoneReason::kRefused,
+                                    plan_.scope.tenant,
+                                    {},
+                                    range(),
+                                    NowUnixMs(),
+                                    error.message,
+                                    SampleBlocks(std::span(plan_.hashes).subspan(first))});
   }
 
   // Searches for a put of the same tokens that came first, and makes this one visible if there is

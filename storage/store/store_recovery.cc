@@ -24,7 +24,7 @@ class Recovery {
     PREFIXD_TRY(SweepSegmentFiles());
     CrashPoint("recover.swept");
     CheckSegments();
-    core_.removal->FreeUnneeded();
+    core_.removal->FreeUnneeded({GoneReason::kRemoved, ""});
     return {};
   }
 

@@ -138,7 +138,7 @@ TEST(PhiCache, SerializedFormRoundTrips) {
   Random random(testing::Seed("PhiCache.RoundTrip"));
   for (const PhiCache& cache : {Sample(random), PhiCache(7, 5), PhiCache()}) {
     const std::vector<std::byte> bytes = cache.Serialize();
-    EXPECT_EQ(bytes.size(), 24 + 4 * size_t{cache.d_phi()} * (cache.value_dim() + 2));
+    EXPECT_EQ(bytes.size(), 32 + 4 * size_t{cache.d_phi()} * (cache.value_dim() + 2));
     const Result<PhiCache> back = PhiCache::Deserialize(bytes);
     ASSERT_TRUE(back.ok()) << back.error().message;
     EXPECT_EQ(back->count(), cache.count());
@@ -166,19 +166,21 @@ TEST(PhiCache, RefusesMalformedBytes) {
     const char* what;
   } edits[] = {
       {0, 0x12345678u, "magic"},
-      {4, 2, "version"},
-      {4, 0x00010001u, "flags"},
+      {4, 1, "version"},
+      {4, 0x00010002u, "flags"},
       {8, 0xffffffffu, "d_phi"},
       {12, 0, "value_dim"},
       {16, 0, "no tokens, yet mass"},
       {20, 0xffffu, "absurd count"},
-      {24, 0x7fc00000u, "m is NaN"},
-      {24, 0x7f800000u, "m is +inf"},
-      {24, 0xff800000u, "m is -inf but u is not 0"},
-      {24 + 28, 0x00000000u, "u is 0 but m is not -inf"},
-      {24 + 28, 0x42280000u, "u of 42 by 40 tokens"},
-      {24 + 28, 0xbf800000u, "u is negative"},
-      {24 + 56, 0xff800000u, "T is infinite"},
+      {24, 1, "a row kept apart that is not there"},
+      {28, 6, "keys of no rows"},
+      {32, 0x7fc00000u, "m is NaN"},
+      {32, 0x7f800000u, "m is +inf"},
+      {32, 0xff800000u, "m is -inf but u is not 0"},
+      {32 + 28, 0x00000000u, "u is 0 but m is not -inf"},
+      {32 + 28, 0x42280000u, "u of 42 by 40 tokens"},
+      {32 + 28, 0xbf800000u, "u is negative"},
+      {32 + 56, 0xff800000u, "T is infinite"},
   };
   for (const auto& edit : edits) {
     std::vector<std::byte> bad = good;
@@ -191,7 +193,7 @@ TEST(PhiCache, RandomDamageNeverCrashesAndIsNeverNonFinite) {
   Random random(testing::Seed("PhiCache.Fuzz"));
   const std::vector<std::byte> good = Sample(random).Serialize();
   for (int round = 0; round < 20000; ++round) {
-    const std::vector<std::byte> bytes = testing::Damaged(random, good, 24);
+    const std::vector<std::byte> bytes = testing::Damaged(random, good, 32);
     const Result<PhiCache> result = PhiCache::Deserialize(bytes);
     if (!result.ok()) continue;
     for (float t : result->t()) ASSERT_TRUE(std::isfinite(t));

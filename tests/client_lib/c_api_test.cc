@@ -53,6 +53,23 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   ASSERT_EQ(pfx_prefix(client_, prefix_.c_str(), &json), PFX_OK);
   EXPECT_EQ(Json::parse(json)["summary"]["pinned"], true);
   pfx_free(json);
+  wanted = PFX_MATCH_OPTIONS_INIT;
+  wanted.model = "m";
+  const uint32_t unknown[] = {7, 7, 7};
+  wanted.tokens = unknown;
+  wanted.n_tokens = 3;
+  ASSERT_EQ(pfx_explain(client_, &wanted, R"([["weights", "w"]])", &json), PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(Json::parse(json)["asked_tokens"], 3);
+  EXPECT_FALSE(Json::parse(json)["misses"].empty());
+  pfx_free(json);
+  EXPECT_EQ(pfx_explain(client_, &wanted, "[1]", &json), PFX_INVALID_ARGUMENT);
+  ASSERT_EQ(pfx_rewrite(client_, prefix_.c_str(), "compact", nullptr, nullptr, &json), PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(Json::parse(json)["segments"], 1);
+  pfx_free(json);
+  EXPECT_EQ(pfx_rewrite(client_, prefix_.c_str(), "fold", nullptr, nullptr, nullptr),
+            PFX_INVALID_ARGUMENT);
   ASSERT_EQ(pfx_verify(client_, nullptr, nullptr, nullptr, &json), PFX_OK) << pfx_last_error();
   EXPECT_EQ(Json::parse(json)["segments"], 1);
   pfx_free(json);
@@ -87,6 +104,10 @@ TEST_P(CApi, WhatIsWrongIsSaid) {
   EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INVALID_ARGUMENT);
   EXPECT_NE(std::string(pfx_last_error()).find("policy.estimater: no such field"),
             std::string::npos)
+      << pfx_last_error();
+  options.policy_json = R"({"spread": 0.5})";
+  EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pfx_last_error()).find("policy.spread: expected"), std::string::npos)
       << pfx_last_error();
   options.policy_json = R"({"budget": 0.0001})";
   EXPECT_EQ(pfx_attach(client_, &options, &session_), PFX_INFEASIBLE);

@@ -86,7 +86,7 @@ TEST_P(ClientRows, RowsAreReadInPlace) {
   std::vector<std::byte> copied(ids.size() * row.bytes());
   ASSERT_TRUE(session->ReadRows(1, 1, ids, copied).ok());
   auto rows = session->ReadInPlace(1, 1, ids);
-  if (GetParam() == Kind::kTcp) {
+  if (Remote()) {
     ASSERT_FALSE(rows.ok());
     EXPECT_EQ(rows.error().code, Code::kFailedPrecondition);
     EXPECT_NE(rows.error().message.find("use ReadRows"), std::string::npos);

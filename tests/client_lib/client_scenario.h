@@ -1,5 +1,5 @@
 // Provides a client of each kind: embedded, over a Unix socket with and without shared memory, over
-// TCP. An embedded store beside it holds the same prompt and must give the same results.
+// TCP, over TLS. An embedded store beside it holds the same prompt and must give the same results.
 #pragma once
 
 #include <cmath>
@@ -15,12 +15,13 @@
 #include "client_lib/remote_store.h"
 #include "tests/daemon/daemon_process.h"
 #include "tests/daemon/put_prompt.h"
+#include "tests/support/certificates.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
 namespace prefixd::testing {
 
-enum class Kind { kEmbedded, kUnixShared, kUnixSmallRegion, kUnixInline, kTcp };
+enum class Kind { kEmbedded, kUnixShared, kUnixSmallRegion, kUnixInline, kTcp, kTls };
 
 inline constexpr uint32_t kTokens = 400;
 inline constexpr uint32_t kQHeads = 4, kDim = 16;
@@ -60,12 +61,19 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
       if (GetParam() == Kind::kUnixSmallRegion) {  // rows need several messages
         args.insert(args.end(), {"--shared-memory-mib", "1"});
       }
+      ConnectOptions options;
+      if (GetParam() == Kind::kTls) {
+        const Authority authority(dir_.path());
+        authority.Issue("daemon");
+        args.insert(args.end(), {"--tls-certificate", authority.certificate("daemon"), "--tls-key",
+                                 authority.key("daemon")});
+        options.tls_ca = authority.ca();
+      }
       daemon_ = std::make_unique<DaemonProcess>(dir_.path(), args);
       ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
-      ConnectOptions options;
       options.shared_memory = GetParam() != Kind::kUnixInline;
-      auto client = RemoteStore::Connect(
-          GetParam() == Kind::kTcp ? daemon_->tcp_address() : daemon_->address(), options);
+      auto client =
+          RemoteStore::Connect(Remote() ? daemon_->tcp_address() : daemon_->address(), options);
       ASSERT_TRUE(client.ok()) << client.error().message;
       EXPECT_EQ((*client)->shared_memory(),
                 GetParam() == Kind::kUnixShared || GetParam() == Kind::kUnixSmallRegion);
@@ -76,6 +84,9 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
     reference_ = *std::move(reference);
     Put(*reference_);
   }
+
+  // Whether the client is not the daemon's own user, as far as it can know.
+  static bool Remote() { return GetParam() == Kind::kTcp || GetParam() == Kind::kTls; }
 
   // Bounds the stores: by options, and by the daemon's arguments that say the same.
   virtual void Limit(RuntimeOptions& /*options*/, std::vector<std::string>& /*args*/) const {}
@@ -120,14 +131,14 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
 };
 
 inline std::string KindName(const ::testing::TestParamInfo<Kind>& param) {
-  constexpr const char* kNames[] = {"Embedded", "UnixShared", "UnixSmallRegion", "UnixInline",
-                                    "Tcp"};
+  constexpr const char* kNames[] = {"Embedded",   "UnixShared", "UnixSmallRegion",
+                                    "UnixInline", "Tcp",        "Tls"};
   return kNames[size_t(param.param)];
 }
 
 inline auto EveryKind() {
   return ::testing::Values(Kind::kEmbedded, Kind::kUnixShared, Kind::kUnixSmallRegion,
-                           Kind::kUnixInline, Kind::kTcp);
+                           Kind::kUnixInline, Kind::kTcp, Kind::kTls);
 }
 
 }  // namespace prefixd::testing

@@ -1,7 +1,10 @@
 // Runs one scenario on every kind of client: prompts are put, kept, matched, attached to, stepped
 // and removed.
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
+#include <thread>
 
 #include "base/every_page.h"
 #include "tests/client_lib/client_scenario.h"
@@ -30,6 +33,122 @@ TEST_P(ClientScenario, LifetimeTravelsWithThePutAndAfterIt) {
   ASSERT_TRUE(stats.ok());
   ASSERT_EQ(stats->tenants.size(), 1u);
   EXPECT_GT(stats->tenants[0].bytes, 0u);
+}
+
+TEST_P(ClientScenario, ExplainsWhyAPromptMisses) {
+  Put(*client_);
+  ExplainSpec spec;
+  spec.match.model = prompt_.model.name;
+  spec.match.tokens = prompt_.tokens;
+  auto why = client_->Explain(spec);
+  ASSERT_TRUE(why.ok()) << why.error().message;
+  EXPECT_EQ(why->match.n_tokens, kTokens);
+  EXPECT_EQ(why->match.prefix, prefix_);
+  EXPECT_TRUE(why->misses.empty());
+
+  spec.match.tokens[300] = prompt_.tokens[300] + 1;
+  why = client_->Explain(spec);
+  ASSERT_TRUE(why.ok());
+  ASSERT_EQ(why->misses.size(), 1u);
+  EXPECT_EQ(why->asked_tokens, kTokens);
+  EXPECT_EQ(why->misses[0].reason, MissReason::kDiverges);
+  EXPECT_EQ(why->misses[0].n_tokens, 300u);
+  EXPECT_EQ(why->misses[0].asked_token, prompt_.tokens[300] + 1);
+  EXPECT_EQ(why->misses[0].stored_token, prompt_.tokens[300]);
+  EXPECT_NE(why->misses[0].text.find("diverges at token 300"), std::string::npos);
+
+  // Under another model of another identity and geometry nothing is stored, but the tokens are.
+  ModelSpec other = prompt_.model;
+  other.name = "other";
+  other.identity.emplace_back("adapter", "poems");
+  other.geometry.layers[1].scale = 0.5f;
+  ASSERT_TRUE(client_->RegisterModel(other).ok());
+  spec.match.tokens = prompt_.tokens;
+  spec.match.model = "other";
+  why = client_->Explain(spec);
+  ASSERT_TRUE(why.ok());
+  ASSERT_EQ(why->misses.size(), 2u);
+  EXPECT_EQ(why->misses[0].reason, MissReason::kModelDiffers);
+  EXPECT_EQ(why->misses[0].model, prompt_.model.name);
+  EXPECT_EQ(why->misses[0].n_tokens, kTokens);
+  ASSERT_EQ(why->misses[0].differs.size(), 2u);
+  EXPECT_EQ(why->misses[0].differs[0], (FieldDifference{"adapter", "poems", ""}));
+  EXPECT_EQ(why->misses[0].differs[1].field, "geometry.layers");
+  EXPECT_EQ(why->misses[1].reason, MissReason::kNothingStored);
+
+  // A model that is not registered, with the identity that the engine has.
+  ASSERT_TRUE(client_->RemoveModel("other").ok() || Remote());
+  spec.match.model = "gone";
+  spec.identity = {{"weights", "others"}};
+  why = client_->Explain(spec);
+  ASSERT_TRUE(why.ok());
+  ASSERT_EQ(why->misses.size(), 2u);
+  EXPECT_EQ(why->misses[0].reason, MissReason::kModelDiffers);
+  EXPECT_EQ(why->misses[0].differs,
+            (std::vector<FieldDifference>{{"weights", "others", "random"}}));
+  EXPECT_EQ(why->misses[1].reason, MissReason::kNoModel);
+
+  // The identity that the engine has is compared with the registered one.
+  spec.match.model = prompt_.model.name;
+  why = client_->Explain(spec);
+  ASSERT_TRUE(why.ok());
+  ASSERT_EQ(why->misses.size(), 1u);
+  EXPECT_EQ(why->misses[0].reason, MissReason::kModelDiffers);
+
+  ASSERT_TRUE(client_->Remove(prefix_).ok());
+  why = client_->Explain(spec);
+  ASSERT_TRUE(why.ok());
+  ASSERT_GE(why->misses.size(), 2u);
+  EXPECT_EQ(why->misses[0].reason, MissReason::kRemoved);
+  EXPECT_GE(why->misses[0].n_tokens, kTokens / 16 * 16);
+  EXPECT_GT(why->misses[0].unix_ms, 0);
+  EXPECT_EQ(client_->Explain({}).error().code, Code::kInvalidArgument);
+}
+
+TEST_P(ClientScenario, RewritesOnRequest) {
+  Put(*client_);
+  const Prompt more = MakePrompt(kTokens, Seed("ClientScenario") + 1);
+  Prompt longer = prompt_;
+  longer.tokens.insert(longer.tokens.end(), more.tokens.begin(), more.tokens.end());
+  for (uint32_t l = 0; l < 2; ++l) {
+    longer.k[l].insert(longer.k[l].end(), more.k[l].begin(), more.k[l].end());
+    longer.v[l].insert(longer.v[l].end(), more.v[l].begin(), more.v[l].end());
+  }
+  const auto put = PutPrompt(*client_, longer);
+  ASSERT_TRUE(put.ok()) << put.error().message;
+  ASSERT_TRUE(client_->WaitReady(put->prefix, {}).ok());
+  const auto compacted = client_->Rewrite(put->prefix, RewriteKind::kCompact, {});
+  ASSERT_TRUE(compacted.ok()) << compacted.error().message;
+  EXPECT_EQ(compacted->segments, 1u);
+  EXPECT_LE(compacted->rewritten, 1u);  // the background may have been first
+  ASSERT_TRUE(client_->WaitReady(put->prefix, {}).ok());
+  const auto reclustered = client_->Rewrite(put->prefix, RewriteKind::kRecluster, {});
+  ASSERT_TRUE(reclustered.ok()) << reclustered.error().message;
+  EXPECT_TRUE(client_->Prefix(put->prefix)->summary.reclustered || !reclustered->left.empty());
+  EXPECT_EQ(client_->Prefix(prefix_)->summary.n_tokens, kTokens);
+  const auto again = client_->Rewrite(put->prefix, RewriteKind::kRecluster, {});
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->rewritten, 0u);
+  EXPECT_EQ(client_->Rewrite(std::string(32, '0'), RewriteKind::kCompact, {}).error().code,
+            Code::kNotFound);
+}
+
+TEST_P(ClientScenario, SnapshotsAreForTheStoresOwner) {
+  Put(*client_);
+  auto snapshot = client_->TakeSnapshot();
+  if (Remote()) {
+    ASSERT_FALSE(snapshot.ok());
+    EXPECT_EQ(snapshot.error().code, Code::kFailedPrecondition);
+    return;
+  }
+  ASSERT_TRUE(snapshot.ok()) << snapshot.error().message;
+  const std::filesystem::path dir = (*snapshot)->dir();
+  EXPECT_TRUE(std::filesystem::exists(dir / "STORE"));
+  snapshot->reset();
+  for (int i = 0; i < 2000 && std::filesystem::exists(dir); ++i) {  // over a connection: soon
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir));
 }
 
 TEST_P(ClientScenario, PutMatchAttachStepDetach) {
@@ -264,7 +383,7 @@ TEST_P(ClientScenario, ModelsAreRemovedWhenNothingIsStoredForThem) {
   Status removed = client_->RemoveModel(prompt_.model.name);
   ASSERT_FALSE(removed.ok());
   EXPECT_EQ(removed.error().code, Code::kFailedPrecondition);
-  const bool stranger = GetParam() == Kind::kTcp;
+  const bool stranger = Remote();
   EXPECT_EQ(removed.error().message.find("used by 1 stored") == std::string::npos, stranger)
       << removed.error().message;
   ASSERT_TRUE(client_->Remove(prefix_).ok());

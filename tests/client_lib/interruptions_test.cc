@@ -235,6 +235,44 @@ TEST_P(Interruptions, EveryCallFindsTheDaemonAgain) {
   EXPECT_TRUE(Attach(*client_, kPolicies[0]));
 }
 
+// Matches have connections of their own: one that is asked while the daemon is away waits for it,
+// and so does one that has no connection left to use, whatever the main connection knows.
+TEST_P(Interruptions, AsynchronousMatchesFindTheDaemonAgain) {
+  const MatchSpec spec{.model = prompt_.model.name, .tokens = prompt_.tokens};
+  const auto found = [&](Result<std::unique_ptr<PendingMatch>> pending) -> uint32_t {
+    if (!pending.ok()) return ADD_FAILURE() << pending.error().message, 0u;
+    const auto match = (*pending)->Get();
+    EXPECT_TRUE(match.ok()) << match.error().message;
+    return match.ok() ? match->n_tokens : 0;
+  };
+  const auto patience = std::chrono::minutes(1);
+  for (int round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    EXPECT_EQ(found(client_->MatchAsync(spec, patience)), kTokens);  // makes the connection
+    Restart();
+    EXPECT_EQ(found(client_->MatchAsync(spec, patience)), kTokens);
+    Kill();
+    auto pending = client_->MatchAsync(spec, patience);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    Start(port_);
+    EXPECT_EQ(found(std::move(pending)), kTokens);
+  }
+  // Two at once: each has its own connection.
+  Restart();
+  MatchSpec shorter = spec;
+  shorter.tokens.resize(kTokens / 2);
+  auto one = client_->MatchAsync(spec, patience), two = client_->MatchAsync(shorter, patience);
+  EXPECT_EQ(found(std::move(one)), kTokens);
+  EXPECT_EQ(found(std::move(two)), kTokens / 2);
+  // Who may not wait is told.
+  auto hasty = Connected(0);
+  EXPECT_EQ(found(hasty->MatchAsync(spec, patience)), kTokens);
+  Kill();
+  auto failed = hasty->MatchAsync(spec, patience);
+  ASSERT_TRUE(failed.ok());
+  EXPECT_EQ((*failed)->Get().error().code, Code::kUnavailable);
+}
+
 TEST_P(Interruptions, WhoMayNotWaitIsToldAtOnce) {
   auto client = Connected(0);
   const auto session = Attach(*client, kPolicies[0]);

@@ -100,7 +100,31 @@ TEST_F(ConfigTest, WholeConfigurations) {
   EXPECT_TRUE(CheckConfig(c).ok());
   c.tcp = "0.0.0.0:1";
   EXPECT_FALSE(CheckConfig(c).ok());  // open to every host, without a token
-  c.tcp_token_file = "/etc/prefixd/token";
+  c.tcp_insecure = true;
+  EXPECT_TRUE(CheckConfig(c).ok());
+  c.tcp_insecure = false;
+  c.tokens_file = "/etc/prefixd/tokens.toml";
+  // Tokens and prompts would be overheard.
+  EXPECT_NE(CheckConfig(c).error().message.find("set tls.certificate"), std::string::npos);
+  c.tls_certificate = "/etc/prefixd/daemon.pem";
+  EXPECT_FALSE(CheckConfig(c).ok());  // without its key
+  c.tls_key = "/etc/prefixd/daemon.key";
+  EXPECT_TRUE(CheckConfig(c).ok());
+  c.tokens_file = "";
+  EXPECT_NE(CheckConfig(c).error().message.find("set auth.tokens"), std::string::npos);
+  c.tls_client_ca = "/etc/prefixd/clients.pem";
+  EXPECT_TRUE(CheckConfig(c).ok());
+  c.tcp = "";
+  c.socket = "/run/prefixd.sock";
+  EXPECT_NE(CheckConfig(c).error().message.find("set listen.tcp"), std::string::npos);
+  c.tls_certificate = c.tls_key = "";
+  EXPECT_FALSE(CheckConfig(c).ok());  // only tls.client_ca
+  c.tls_client_ca = "";
+  c.tcp = "127.0.0.1:1";
+  c.socket = "/run/prefixd.sock";
+  c.socket_group = "engines";  // but only its user may connect
+  EXPECT_FALSE(CheckConfig(c).ok());
+  c.socket_access = "group";
   EXPECT_TRUE(CheckConfig(c).ok());
 }
 

@@ -53,7 +53,7 @@ class DaemonInProcess {
 
  private:
   void Start(std::unique_ptr<Store> store, const std::shared_ptr<MemoryBudget>& memory) {
-    server_ = std::make_unique<Server>(config_, std::move(store), "", memory, 1000);
+    server_ = std::make_unique<Server>(config_, std::move(store), access_, memory, 1000);
     std::vector<Listener> listeners;
     auto listener = Listener::Unix(path_, /*group=*/false);
     EXPECT_TRUE(listener.ok());
@@ -73,6 +73,7 @@ class DaemonInProcess {
   testing::TempDir dir_;
   const std::string path_ = (dir_.path() / "socket").string();
   std::string tcp_address_;
+  Access access_;
   Config config_;
   std::unique_ptr<Server> server_;
   std::thread thread_;

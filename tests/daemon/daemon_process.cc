@@ -90,8 +90,9 @@ DaemonProcess::~DaemonProcess() {
 }
 
 std::string DaemonProcess::tcp_address() const {
-  const size_t at = ready_line_.find("tcp:");
-  return at == std::string::npos ? "" : ready_line_.substr(at, ready_line_.find('\n') - at);
+  const size_t at = std::min(ready_line_.find("tcp:"), ready_line_.find("tls:"));
+  if (at == std::string::npos) return "";
+  return ready_line_.substr(at, ready_line_.find_first_of(" \n", at) - at);
 }
 
 void DaemonProcess::Signal(int signal) { ::kill(pid_, signal); }

@@ -39,7 +39,7 @@ class DaemonProcess {
   const std::string& ready_line() const { return ready_line_; }
   std::string address() const { return "unix:" + socket_; }
   const std::string& socket() const { return socket_; }
-  std::string tcp_address() const;  // from the ready line
+  std::string tcp_address() const;  // from the ready line; "tls:..." with a certificate
   pid_t pid() const { return pid_; }
 
   void Signal(int signal);

@@ -138,8 +138,6 @@ TEST_F(ModelChoiceTest, IsNeverClearlyWorseThanTheBestFixedEstimator) {
     ASSERT_EQ(chosen.size(), size_t{geometry_.n_layers} * geometry_.n_q_heads);
     size_t compared = 0;
     for (const EstimatorVariant& estimator : DefaultEstimators()) {
-      // By codes the scan is not chosen, because it makes searches longer, which no budget counts.
-      if (estimator.kind == EstimatorKind::kScan && selector == "codes") continue;
       policy.estimator = estimator;
       const std::vector<double> fixed = Errors(policy);
       if (fixed.empty()) continue;

@@ -88,7 +88,7 @@ def page_of_questions(source: Path, out: Path) -> None:
     report["questions"][1]["counts"] = False
     report["answered"].insert(0, {"method": "alone", "budget": None, "questions": 3, "correct": 0, "tokens_per_s": 7.0})
     (out / "asked.json").write_text(json.dumps(report))
-    done = run(["/usr/bin/python3", source / "demo/report.py", out / "asked.json", out / "asked.html"])
+    done = run(["/usr/bin/python3", source / "demo/story/report.py", out / "asked.json", out / "asked.html"])
     check(done.returncode == 0, f"the page is made {done.stderr}")
     page = (out / "asked.html").read_text()
     check(0 < page.index("Questions and answers") < page.index("What each budget buys"), "questions come first")

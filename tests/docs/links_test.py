@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-SKIPPED = {".git", ".venv", "build", "demo-report", "node_modules", "shared"}
+SKIPPED = {".git", "build", "demo-report", "node_modules", "shared"}
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".toml"}
 LINK = re.compile(r"\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 NAMED_PAGE = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md\b")
@@ -26,7 +26,7 @@ NOTE_LINES = 25
 
 def files(root: Path):
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(f for f in folders if f not in SKIPPED)
+        folders[:] = sorted(f for f in folders if f not in SKIPPED and not f.startswith(".venv"))
         for name in sorted(names):
             yield Path(folder) / name
 

@@ -1,4 +1,5 @@
 // Fuzzes the catalog's values and the manifest.
+#include "storage/segment/gone_record.h"
 #include "storage/segment/records.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -9,6 +10,7 @@ using namespace prefixd::storage;
 
 void Consistent(const ModelRecord& model) { FUZZ_EXPECT(model.geometry.Validate().ok()); }
 void Consistent(const AliasRecord&) {}
+void Consistent(const GoneRecord& r) { FUZZ_EXPECT(r.blocks.size() <= kGoneBlocks); }
 void Consistent(const SegmentManifest& manifest) { Consistent(manifest.model); }
 void Consistent(const SegmentRecord& r) {
   FUZZ_EXPECT(r.tokens.begin < r.tokens.end && r.is_root() == (r.tokens.begin == 0));
@@ -76,6 +78,19 @@ AliasRecord MakeAlias(FuzzedDataProvider& in) {
   return a;
 }
 
+GoneRecord MakeGone(FuzzedDataProvider& in) {
+  GoneRecord r;
+  r.reason = static_cast<GoneReason>(in.ConsumeIntegralInRange<uint32_t>(1, 7));
+  r.tenant = in.ConsumeRandomLengthString(300);
+  Fill(in, r.id.bytes);
+  r.tokens = {Whole<uint32_t>(in), Whole<uint32_t>(in)};
+  r.unix_ms = Whole<int64_t>(in);
+  r.why = in.ConsumeRandomLengthString(300);
+  r.blocks.resize(in.ConsumeIntegralInRange<size_t>(0, kGoneBlocks));
+  for (BlockHash& block : r.blocks) Fill(in, block);
+  return r;
+}
+
 ModelRecord MakeModel(FuzzedDataProvider& in) {
   ModelRecord m;
   m.name = in.ConsumeRandomLengthString(300);
@@ -105,7 +120,7 @@ ModelRecord MakeModel(FuzzedDataProvider& in) {
 }  // namespace
 
 void RunOne(FuzzedDataProvider& in) {
-  switch (Whole<uint8_t>(in) % 8) {
+  switch (Whole<uint8_t>(in) % 10) {
     case 0:
       CheckBytes(in.ConsumeRemainingBytesAsString(), DecodeSegment, EncodeSegment);
       break;
@@ -143,6 +158,12 @@ void RunOne(FuzzedDataProvider& in) {
       break;
     case 7:
       CheckValue(in, MakeAlias(in), DecodeAlias, EncodeAlias);
+      break;
+    case 8:
+      CheckBytes(in.ConsumeRemainingBytesAsString(), DecodeGone, EncodeGone);
+      break;
+    case 9:
+      CheckValue(in, MakeGone(in), DecodeGone, EncodeGone);
       break;
   }
 }

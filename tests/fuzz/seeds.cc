@@ -11,10 +11,12 @@
 #include "attention/estimators/phi_cache.h"
 #include "index/search/envelope.h"
 #include "prefixd/attach.h"
+#include "prefixd/explain.h"
 #include "prefixd/lifetime.h"
 #include "prefixd/match.h"
 #include "prefixd/options.h"
 #include "prefixd/put.h"
+#include "prefixd/rewrite.h"
 #include "prefixd/runtime_stats.h"
 #include "prefixd/verify.h"
 #include "protocol/codec.h"
@@ -159,6 +161,8 @@ void AddSummaries(Seeds& seeds) {
   seeds.Add("summaries", 1, cache.Serialize());
   cache.AddFeatures(rows, std::vector<float>{-1, 2, 3, -40});
   seeds.Add("summaries", 1, cache.Serialize());
+  cache.AddFeatures(rows, std::vector<float>{1, 2, 300, -4}, std::vector<uint32_t>{1});
+  seeds.Add("summaries", 1, cache.Serialize());
   for (const uint8_t mode : {2, 3}) seeds.AddRandom("summaries", mode);
 
   index::Envelope fields;
@@ -231,6 +235,12 @@ void AddWire(Seeds& seeds) {
               .heads = {1, 2}});
   add(HeadRange{1, 2});
   add(MatchSpec{"m", "t", {}, true, "lineage"});
+  add(ExplainSpec{{"m", "t", {}, true, "lineage"}, {{"weights", "x"}}});
+  add(Explanation{
+      {"id", 16, 32, 16},
+      48,
+      {{MissReason::kModelDiffers, "why", 32, "id", "other", 1, {{"rope", "a", "b"}}}}});
+  add(RewriteResult{3, 1, 4096, {"it is open"}});
   add(PutResult{"id", 40, 20, 4096, 0.5, RowEncoding::kInt8, {0.02f, 0.01f, 0.02f, 0}});
   AttachSpec attach{"m", "t", {}, "id", 4, {}};
   attach.policy.k = 7;
@@ -292,6 +302,28 @@ void AddStepFrame(Seeds& seeds) {
   seeds.AddRandom("step_frame", 3);
 }
 
+// The last byte ends the last line.
+void AddTokenFile(Seeds& seeds) {
+  const std::string hash = "hash = \"blake2b:" + std::string(63, '0') + "1\"\n";
+  const std::string token = "[[tokens]]\ntenant = \"a\"\nname = \"2026\"\n" + hash;
+  seeds.Add("token_file", '\n', token + "rights = [\"read\", \"write\", \"admin\"]");
+  seeds.Add("token_file", '\n', token + "\n[[users]]\nuser = 1000\ntenant = \"a\\tb\"");
+  seeds.Add("token_file", '\n', "[[users]]\nuser = \"root\"\ntenant = \"\"\nrights = [\"read\"]");
+  seeds.AddRandom("token_file", '\n');
+}
+
+void AddHttp(Seeds& seeds) {
+  const auto add = [&](uint8_t kind, const std::string& text) {
+    seeds.Add("http", kind, text + std::string(1, '\x10'));
+  };
+  add(0, "GET / HTTP/1.1\r\nHost: localhost:9460\r\nAccept: */*\r\n\r\n");
+  add(0, "HEAD /metrics HTTP/1.0\r\nAuthorization: Bearer pfx_0123456789\r\n\r\n");
+  add(0, "POST / HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 2\r\n\r\n{}");
+  add(1, "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n");
+  add(1, "Authorization: Basic b3A6c2VjcmV0");
+  add(2, "b3A6c2VjcmV0");
+}
+
 }  // namespace
 }  // namespace prefixd::fuzz
 
@@ -307,5 +339,7 @@ int main(int argc, char** argv) {
   prefixd::fuzz::AddSafetensors(seeds);
   prefixd::fuzz::AddWire(seeds);
   prefixd::fuzz::AddStepFrame(seeds);
+  prefixd::fuzz::AddTokenFile(seeds);
+  prefixd::fuzz::AddHttp(seeds);
   return seeds.ok() ? 0 : 1;
 }

@@ -63,7 +63,11 @@ void RunOne(FuzzedDataProvider& in) {
       std::vector<float> log_phi(rows.view.count * d_phi);
       for (float& v : log_phi) v = static_cast<float>(Whole<int16_t>(in)) / 64;
       PhiCache cache(d_phi, rows.view.shape.value_dim);
-      cache.AddFeatures(rows.view, log_phi);
+      std::vector<uint32_t> outweighing;
+      for (uint32_t i = 0; i < rows.view.count; ++i) {
+        if (in.ConsumeBool()) outweighing.push_back(i);
+      }
+      cache.AddFeatures(rows.view, log_phi, outweighing);
       CheckValue(in, cache);
       break;
     }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "prefixd/attach.h"
+#include "prefixd/explain.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/ledger.h"
 #include "prefixd/lifetime.h"
@@ -13,6 +14,7 @@
 #include "prefixd/policy.h"
 #include "prefixd/prefix_summary.h"
 #include "prefixd/put.h"
+#include "prefixd/rewrite.h"
 #include "prefixd/runtime_stats.h"
 #include "prefixd/session_info.h"
 #include "prefixd/verify.h"
@@ -76,8 +78,9 @@ void CheckJson(const Json& json) {
   CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Lifetime,
              RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo,
              Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats,
-             VerifySummary, TokenRange, HeadRange, Selection, ListSpec, ModelPage, PrefixPage,
-             std::vector<ModelSpec>, std::vector<PrefixSummary>>(json);
+             VerifySummary, ExplainSpec, Explanation, RewriteResult, TokenRange, HeadRange,
+             Selection, ListSpec, ModelPage, PrefixPage, std::vector<ModelSpec>,
+             std::vector<PrefixSummary>>(json);
   CheckFields(json);
   const Error error = ErrorFromJson(json);
   const Error back = ErrorFromJson(ErrorToJson(error));

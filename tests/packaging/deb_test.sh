@@ -93,6 +93,7 @@ for page in man1/prefixctl.1 man3/libprefixd.3 man5/prefixd.toml.5 man8/prefixd.
   [ -s "$root/usr/share/man/$page.gz" ] || grep -q '/usr/share/man' "$root"/etc/dpkg/dpkg.cfg.d/* ||
     fail "no page $page"
 done
+python3 -m json.tool "$root/usr/share/prefixd/grafana/prefixd.json" >/dev/null || fail "the dashboard"
 bash -n "$root/usr/share/bash-completion/completions/prefixctl" || fail "completion for bash"
 zsh -fn "$root/usr/share/zsh/vendor-completions/_prefixctl" || fail "completion for zsh"
 fish --no-execute "$root/usr/share/fish/vendor_completions.d/prefixctl.fish" || fail "completion for fish"

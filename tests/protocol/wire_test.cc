@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/tables/statistics.h"
+#include "prefixd/explain.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/lists.h"
 #include "prefixd/match.h"
@@ -13,6 +14,7 @@
 #include "prefixd/policy.h"
 #include "prefixd/prefix_summary.h"
 #include "prefixd/put.h"
+#include "prefixd/rewrite.h"
 #include "prefixd/session_info.h"
 #include "prefixd/verify.h"
 #include "protocol/codec.h"
@@ -61,6 +63,7 @@ TEST(Codec, PoliciesOfEveryKind) {
       EXPECT_EQ(RoundTrip(p), p);
       p.k = 0;
       p.adaptive = p.report_missing = true;
+      p.spread = false;
       p.fixed = {{1, 2, e}, {3, 0, EstimatorKind::kNone}};
       EXPECT_EQ(RoundTrip(p), p);
     }
@@ -80,7 +83,7 @@ TEST(Codec, LargeNumbersAndNonFiniteOnes) {
             {std::numeric_limits<float>::infinity(), CutKind::kNone}};
   EXPECT_EQ(RoundTrip(s).cuts[0].score, s.cuts[0].score);
   PrefixDetail d;
-  d.choices = {{1, 2, EstimatorKind::kScan, 0.02, {{EstimatorKind::kScan, 0.25}}}};
+  d.choices = {{1, 2, EstimatorKind::kScan, 0.02, {{EstimatorKind::kScan, 0.25, true}}}};
   EXPECT_EQ(RoundTrip(d).choices, d.choices);
   StepInfo info;
   info.k_per_head = {3, 4};
@@ -163,6 +166,14 @@ TEST(Codec, TheRest) {
   EXPECT_EQ(*FromJson<HeadRange>(ToJson(put), "step"), put.heads);  // a step has the same fields
   EXPECT_EQ(*FromJson<HeadRange>(Json::object(), "step"), HeadRange{});
   RoundTrip(MatchSpec{"m", "t", {}, true, "ab"});
+  RoundTrip(ExplainSpec{{"m", "t", {}, true, "ab"}, {{"weights", "w"}}});
+  Explanation why{{"id", 10, 12, 9}, 20, {}};
+  for (size_t reason = 0; reason < kMissReasons; ++reason) {
+    why.misses.push_back(
+        {MissReason(reason), "text", 12, "id", "m", 1, {{"rope", "a", "b"}}, 1, 2});
+  }
+  EXPECT_EQ(RoundTrip(why).misses.back().reason, MissReason::kPutRefused);
+  RoundTrip(RewriteResult{3, 2, 4096, {"it is open"}});
   PutResult done{"id", 10, 5, 1 << 20, 0.25};
   done.exact_tokens = 8, done.lineage = "ab";
   RoundTrip(done);

@@ -6,10 +6,10 @@
 #include <fstream>
 
 #include "storage/catalog/store_dir.h"
-#include "tests/reliability/checker.h"
-#include "tests/reliability/harness.h"
-#include "tests/reliability/report.h"
-#include "tests/reliability/workload.h"
+#include "tests/reliability/harness/harness.h"
+#include "tests/reliability/harness/report.h"
+#include "tests/reliability/workload/checker.h"
+#include "tests/reliability/workload/workload.h"
 #include "tests/storage/store_fixture.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "tests/reliability/harness.h"
+#include "tests/reliability/harness/harness.h"
 
 namespace prefixd::storage::reliability {
 namespace {

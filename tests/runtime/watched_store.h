@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,9 @@ class WatchedStore final : public storage::PrefixStore {
   // Lists these instead of what is stored, unless it is null.
   std::function<std::vector<storage::PrefixInfo>(const storage::PrefixesAfter&)> list;
 
+  std::optional<std::string> TenantOf(const SegmentId& id) const override {
+    return inner_->TenantOf(id);
+  }
   Result<storage::PrefixInfo> GetPrefix(const SegmentId& id) const override {
     auto info = inner_->GetPrefix(id);
     if (behind_get) behind_get(id);
@@ -63,6 +67,15 @@ class WatchedStore final : public storage::PrefixStore {
                                       const storage::Acceptance& accept) const override {
     return inner_->LongestMatch(model, tenant, tokens, accept);
   }
+  Result<storage::MatchExplanation> ExplainMatch(std::string_view model, std::string_view tenant,
+                                                 std::span<const uint32_t> tokens,
+                                                 const storage::Acceptance& accept) const override {
+    return inner_->ExplainMatch(model, tenant, tokens, accept);
+  }
+  Result<std::optional<int64_t>> ModelRemovedAt(std::string_view name) const override {
+    return inner_->ModelRemovedAt(name);
+  }
+  Result<std::unique_ptr<Snapshot>> TakeSnapshot() override { return inner_->TakeSnapshot(); }
   Result<std::unique_ptr<storage::SegmentWriter>> BeginPut(
       std::string_view model, std::string_view tenant, std::span<const uint32_t> tokens,
       std::string_view label, const storage::PutOptions& options) override {

@@ -1,6 +1,2 @@
 """Measures the quality of a model over stored prompts, by method, budget and length: ``python -m
 prefixd.evaluate``."""
-
-from prefixd.extras import require
-
-require("prefixd.evaluate", "research", "torch", "transformers", "safetensors", "matplotlib")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prefixd.train.tasks import (
+from prefixd.planted import (
     fast_words,
     frequent_task,
     key_task,

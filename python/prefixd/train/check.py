@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from prefixd.planted import BOS, Line, fast_words, line_starts, needle, number
 from prefixd.train.corpus import GPL3, Corpus
-from prefixd.train.net import BOS, Net, load_hf
-from prefixd.train.tasks import Line, fast_words, line_starts, needle, number
+from prefixd.train.net import Net, load_hf
 
 
 def needle_prompt(

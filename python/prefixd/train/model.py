@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prefixd.train import check, tasks
+from prefixd import planted
+from prefixd.train import check
 from prefixd.train.corpus import GPL3, Corpus, gather
 from prefixd.train.muon import Optimizers
 from prefixd.train.net import Net, NetConfig, export_hf
@@ -89,7 +90,7 @@ class Trainer:
         rng = np.random.default_rng([c.seed, self.step])
         length = self.length_at(progress, rng)
         size = max(1, c.tokens_per_step // length)
-        ids, weights, pos = tasks.batch(
+        ids, weights, pos = planted.batch(
             rng, self.corpus.window, size, length, task_share=c.task_share,
             drill_share=c.drill_share if length <= 512 else c.drill_share / 4,
             plain=0.9 if length <= 512 else 0.75, limit=c.position_limit,
@@ -111,8 +112,8 @@ class Trainer:
         self.step += 1
         self.tokens += size * length
         with torch.no_grad():
-            answer = flat == tasks.W_ANSWER
-            text = flat == tasks.W_TEXT
+            answer = flat == planted.W_ANSWER
+            text = flat == planted.W_TEXT
             hit = logits.flatten(0, 1).argmax(-1) == x[:, 1:].flatten()
             got = {"loss": float(loss.detach()), "lr": lr, "length": length}
             if bool(text.any()):

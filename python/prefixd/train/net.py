@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BOS, EOS = 256, 257
+from prefixd.planted import BOS
+
+EOS = 257
 
 
 @dataclass(frozen=True)

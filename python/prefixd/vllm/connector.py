@@ -14,6 +14,9 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from prefixd.errors import InvalidArgument
+from prefixd.vllm.attached.attending import Attending
+from prefixd.vllm.attached.scheduling import Attaching
 from prefixd.vllm.daemon import Daemon
 from prefixd.vllm.identity import describe
 from prefixd.vllm.messages import StepMessage
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -49,10 +52,19 @@ class PrefixdConnector(KVConnectorBase_V1):
         self._daemon.store.register_model(spec)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._attaching: Attaching | None = None
+        self._attending: Attending | None = None
+        if options.attach and transfer.kv_load_failure_policy == "recompute":
+            raise InvalidArgument(
+                'with "attach", kv_load_failure_policy is "fail": a request without blocks cannot be computed again '
+                "in place. One whose prefix is lost fails alone, and is computed when it comes again"
+            )
         if role == KVConnectorRole.SCHEDULER:
+            if options.attach:
+                self._attaching = Attaching(options.policy or {}, options.attach_tokens, block_tokens)
             self._scheduler = SchedulerSide(self._daemon.store, spec, options, block_tokens)
             logger.info("prefixd: prompts of model %s are kept by %s", spec.name, self._daemon.address)
-            if transfer.kv_load_failure_policy != "recompute":
+            if transfer.kv_load_failure_policy != "recompute" and not options.attach:
                 logger.warning(
                     'prefixd: a request whose stored rows cannot be read fails; with "kv_load_failure_policy": '
                     '"recompute" vLLM computes them again'
@@ -61,6 +73,8 @@ class PrefixdConnector(KVConnectorBase_V1):
             own = vllm_config.model_config.get_num_kv_heads(vllm_config.parallel_config)
             heads = (get_tensor_model_parallel_rank() * own, own)
             self._worker = WorkerSide(self._daemon.store, spec, options, block_tokens, heads)
+            if options.attach:
+                self._attending = Attending(self._daemon.store, spec, heads)
 
     @property
     def _in_scheduler(self) -> SchedulerSide:
@@ -73,26 +87,45 @@ class PrefixdConnector(KVConnectorBase_V1):
         return self._worker
 
     def shutdown(self) -> None:
+        if self._attending is not None:
+            self._attending.close()
         if self._worker is not None:
             self._worker.close()
         self._daemon.close()
 
     # ---- the scheduler's process ----
 
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._attaching is not None:
+            self._attaching.bind(kv_cache_manager)
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._in_scheduler.matched(request, num_computed_tokens)
+        found, parked = self._in_scheduler.matched(request, num_computed_tokens)
+        if self._attaching is None or found is None:
+            return found, parked
+        return self._attaching.decide(request, num_computed_tokens, found, parked)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self._in_scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+        ids = list(blocks.get_block_ids()[0])
+        if self._attaching is not None and (attached := self._attaching.allocated(request, ids, num_external_tokens)):
+            attached.salt, attached.prefix = self._in_scheduler.handed_over(request)
+        else:
+            self._in_scheduler.allocated(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self._in_scheduler.message(scheduler_output)
+        message = self._in_scheduler.message(scheduler_output)
+        if self._attaching is not None:
+            message.attached = self._attaching.take_new()
+        return message
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._in_scheduler.worked(connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._in_scheduler.finished(request.request_id)
+        if self._attaching is not None:
+            self._attaching.finished(request.request_id)
         return False, None
 
     # ---- a worker's process ----
@@ -100,11 +133,15 @@ class PrefixdConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         layers = self._vllm_config.compilation_config.static_forward_context
         self._in_worker.register(kv_caches, layers)
+        if self._attending is not None:
+            self._attending.register(self._in_worker.layers, layers)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMessage)
         self._in_worker.begin(connector_metadata)
+        if self._attending is not None:
+            self._attending.begin(connector_metadata.attached)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self._in_worker.start_loads()
@@ -122,15 +159,25 @@ class PrefixdConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self._in_worker.finished(finished_req_ids)
+        if self._attending is not None:
+            self._attending.finished(finished_req_ids)
         return None, self._in_worker.take_parked()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._in_worker.take_invalid()
+        invalid = self._in_worker.take_invalid()
+        return invalid if self._attending is None else invalid | self._attending.take_failed()
 
     # ---- counts ----
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        return None if self._worker is None else self._worker.take_counts()
+        if self._worker is None:
+            return None
+        counts = self._worker.take_counts()
+        if self._attending is not None and get_tensor_model_parallel_rank() == 0:
+            attended = self._attending.take_counts()
+            counts = attended if counts is None else counts.aggregate(attended)
+            return None if counts.is_empty() else counts
+        return counts
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

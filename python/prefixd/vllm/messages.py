@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
@@ -34,6 +35,31 @@ class Save:
 
 
 @dataclass
+class Attachment:
+    """The request attends over the first tokens of a stored prefix where they are; they have no blocks."""
+
+    request: str
+    salt: str
+    prefix: str
+    tokens: int  # attached, whole blocks
+    prompt: int  # tokens of the request's prompt
+    policy: dict[str, Any]
+    marker: int  # stands for the attached blocks in the block table, below 0
+    refused: str = ""  # why the request is to fail instead
+
+    def same(self, other: Attachment) -> bool:
+        """Whether one session serves both."""
+        return (self.salt, self.prefix, self.tokens, self.policy, self.refused) == (
+            other.salt,
+            other.prefix,
+            other.tokens,
+            other.policy,
+            other.refused,
+        )
+
+
+@dataclass
 class StepMessage(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    attached: list[Attachment] = field(default_factory=list)  # requests that begin with this step

@@ -10,11 +10,12 @@ from prefixd.errors import InvalidArgument
 
 # What may be given for a default of each type.
 _TYPES: dict[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (float, int), tuple: (tuple,)}
+_TYPES[type(None)] = (dict,)
 
 
 @dataclass(frozen=True)
 class Options:
-    prefixd: str  # a daemon's address ("unix:...", "tcp:..."), or a directory: a daemon is started there
+    prefixd: str  # a daemon's address ("unix:...", "tcp:...", "tls:..."), or a directory: a daemon is started there
     tenant: str = ""  # whose prompts; "" as the daemon says
     token: str = ""  # for TCP
     store: bool = True  # store prompts
@@ -24,11 +25,14 @@ class Options:
     match_seconds: float = 10.0  # a prompt is computed when it is not found within this time
     call_seconds: float = 10.0  # a call to the daemon that takes longer counts as failed
     weights: str = ""  # names the weights, instead of a digest of their files
+    attach: bool = False  # attend over stored prefixes where they are, instead of loading them
+    attach_tokens: int = 2048  # prefixes below are loaded
+    policy: Mapping[str, Any] | None = None  # of attached requests that have none (docs/policy.md)
     daemon: tuple[str, ...] = ()  # further arguments of a daemon that is started
 
     @property
     def directory(self) -> str | None:
-        return None if self.prefixd.startswith(("unix:", "tcp:")) else self.prefixd
+        return None if self.prefixd.startswith(("unix:", "tcp:", "tls:")) else self.prefixd
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
@@ -39,8 +43,8 @@ class Options:
             )
         if not given.get("prefixd"):
             raise InvalidArgument(
-                "kv_connector_extra_config needs 'prefixd': the address of a daemon (unix:/path, tcp:host:port), or "
-                "a directory, in which one is started"
+                "kv_connector_extra_config needs 'prefixd': the address of a daemon (unix:/path, tcp:host:port, "
+                "tls:host:port), or a directory, in which one is started"
             )
         values = {**given, "daemon": tuple(str(argument) for argument in given.get("daemon", ()))}
         for name, value in values.items():
@@ -48,8 +52,9 @@ class Options:
             if type(value) not in wanted:
                 raise InvalidArgument(f"'{name}' of kv_connector_extra_config cannot be {value!r}")
         options = cls(**values)
-        if min(options.min_tokens, options.park_tokens, options.match_seconds) < 0 or options.call_seconds <= 0:
+        least = (options.min_tokens, options.park_tokens, options.match_seconds, options.attach_tokens)
+        if min(least) < 0 or options.call_seconds <= 0:
             raise InvalidArgument(
-                "min_tokens, park_tokens and match_seconds are 0 or more, call_seconds is above 0"
+                "min_tokens, park_tokens, attach_tokens and match_seconds are 0 or more, call_seconds is above 0"
             )
         return options

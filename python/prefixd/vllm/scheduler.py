@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from prefixd.errors import NotFound, PrefixdError, Unavailable
+from prefixd.errors import NotFound, PrefixdError
 from prefixd.model import ModelSpec
 from prefixd.store import PendingMatch, PrefixMatch, Store
 from prefixd.vllm.identity import salted
@@ -30,7 +30,6 @@ class _Asked:
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
     parked: bool = False
-    again: bool = False  # asked a second time: the daemon was started again meanwhile
 
 
 @dataclass
@@ -67,14 +66,7 @@ class SchedulerSide:
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
                 return None, False
-            try:
-                asked.answer = self._answer(asked.pending)
-            except Unavailable as error:
-                if not asked.again:
-                    self._asked[request.request_id] = _Asked(self._ask(request), again=True)
-                    return None, False
-                self._failed(error)
-                asked.pending = None
+            asked.answer, asked.pending = self._answer(asked.pending), None
         asked.computed = computed
         if asked.answer is None:
             return 0, False
@@ -112,8 +104,6 @@ class SchedulerSide:
             match = pending.result()
         except NotFound:  # nothing was stored for this model
             return None
-        except Unavailable:
-            raise
         except PrefixdError as error:
             self._failed(error)
             return None
@@ -144,6 +134,13 @@ class SchedulerSide:
             prompt = _Saving(list(request.prompt_token_ids or ()), self._salt(request))
             if not any(prompt.tokens == other.tokens and prompt.salt == other.salt for other in self._prompts.values()):
                 self._prompts[request.request_id] = self._saving[request.request_id] = prompt
+
+    def handed_over(self, request: Request) -> tuple[str, str]:
+        """Returns salt and prefix of a request that is attached: nothing of it is loaded or stored."""
+        asked = self._asked.pop(request.request_id, None)
+        self._prompts.pop(request.request_id, None)
+        self._saving.pop(request.request_id, None)
+        return self._salt(request), asked.answer.prefix if asked is not None and asked.answer is not None else ""
 
     def message(self, output: SchedulerOutput) -> StepMessage:
         message = StepMessage()

@@ -3,6 +3,7 @@ behind the layer."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -50,7 +51,8 @@ class _Loading:
 
     def close(self) -> None:
         self.rows.cancel()
-        self.session.detach()
+        with contextlib.suppress(PrefixdError):  # a daemon that is away has ended it
+            self.session.detach()
 
 
 class WorkerSide:
@@ -92,6 +94,10 @@ class WorkerSide:
                     f"{own.scale} and {own.softcap}: this family was not tried with the connector"
                 )
         self._layers = layer_caches({name: i for i, name in enumerate(caches)}, caches, layers)
+
+    @property
+    def layers(self) -> dict[str, LayerCache]:
+        return self._layers
 
     # ---- a step, in order ----
 

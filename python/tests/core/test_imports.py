@@ -11,7 +11,7 @@ BLOCK = """
 import sys
 
 class Blocked:
-    names = {"torch", "transformers", "safetensors", "matplotlib", "gguf", "tokenizers", "vllm"}
+    names = {"torch", "transformers", "safetensors", "matplotlib", "gguf", "jinja2", "tokenizers", "vllm"}
 
     def find_spec(self, name, path=None, target=None):
         if path is None and name.partition(".")[0] in self.names:
@@ -54,7 +54,8 @@ with prefixd.open({str(tmp_path)!r}, host_tier_bytes=64 << 20) as store:
         ("transformers", "transformers"),
         ("train", "research"),
         ("train.__main__", "research"),
-        ("evaluate", "research"),
+        ("evaluate.program", "research"),
+        ("evaluate.compare", "models"),
         ("golden", "research"),
         ("models", "models"),
         ("vllm", "vllm"),

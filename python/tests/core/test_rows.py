@@ -61,6 +61,15 @@ def test_rows_selection_and_listing(store: prefixd.Store) -> None:
     assert store.match("m", prompt.tokens[:100]).n_tokens == 100
     assert [p["label"] for p in store.list_prefixes().prefixes] == ["text"]
     assert store.list_models().models == [spec_as_stored()]
+    assert store.explain("m", prompt.tokens[:100])["misses"] == []
+    other = np.array(prompt.tokens, copy=True)
+    other[40] += 1
+    why = store.explain("m", other, identity={"weights": "another"})
+    assert why["match"]["n_tokens"] == 40 and why["asked_tokens"] == len(other)
+    assert [m["reason"] for m in why["misses"]] == ["diverges", "model_differs"]
+    assert store.rewrite(prefix, "compact")["segments"] == 1
+    with pytest.raises(prefixd.InvalidArgument, match="recluster or compact"):
+        store.rewrite(prefix, "fold")
     store.set_lifetime(prefix, pinned=True)
     assert store.prefix(prefix)["summary"]["pinned"]
     assert store.verify()["damaged"] == [] and store.stats()["puts"] == 1

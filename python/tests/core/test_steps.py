@@ -78,6 +78,23 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
             assert total["retrieved_tokens"] == k * KV_HEADS, tokens
 
 
+def test_a_budget_is_spread_or_divided_evenly(store: prefixd.Store) -> None:
+    prompt = Prompt(tokens=1400)
+    prompt.k[:, :, 0] *= 3  # one head of two attends to few tokens
+    prompt.put(store)
+    read: dict[bool, list[float]] = {}
+    for spread in (False, True):
+        with store.attach("m", prompt.tokens, policy=prefixd.Policy(budget=0.05, spread=spread)) as session:
+            for layer in range(LAYERS):
+                session.step(layer, prompt.q[0])
+            heads = session.report()["per_head"]
+        read[spread] = [h["retrieved_tokens"] + h["anchor_tokens"] + h["summary_tokens"] for h in heads]
+    assert len(read[True]) == LAYERS * KV_HEADS
+    assert read[True] != read[False]
+    assert sum(read[True]) <= len(read[True]) * 0.05 * 1400
+    assert max(read[False]) <= 0.05 * 1400
+
+
 def test_prefetched_rows_change_no_answer(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)

@@ -12,7 +12,7 @@ import pytest
 from prefixd.models.checkpoint import convert
 from tests.models.conftest import TOKENS, Model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "demo"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "demo" / "story"))
 from job import job_of  # noqa: E402
 from questions import Question  # noqa: E402
 from story import counting  # noqa: E402

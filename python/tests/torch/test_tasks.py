@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from prefixd.train import tasks
+from prefixd import planted
 from prefixd.train.check import needle_prompt
 from prefixd.train.corpus import Corpus
 from prefixd.train.net import BOS
@@ -41,7 +41,7 @@ def test_every_question_can_be_answered(corpus: Corpus, length: int, plain: floa
     asked = 0
     for seed in range(12):
         rng = np.random.default_rng([seed, length])
-        ids, weights, begin = tasks.task_sequence(rng, corpus.window, length, plain)
+        ids, weights, begin = planted.task_sequence(rng, corpus.window, length, plain)
         assert len(ids) == len(weights) == length
         text = text_of(ids)
         body, questions = text[: begin - 1], text[begin - 1 :].rstrip("\n").split("\n")
@@ -49,23 +49,23 @@ def test_every_question_can_be_answered(corpus: Corpus, length: int, plain: floa
             got = answer_from(body, q)
             assert got is not None and q.endswith(f"{got}.]"), (q, got)
             asked += 1
-        loud = "".join(c for c, w in zip(text, weights[1:], strict=True) if w == tasks.W_ANSWER)
+        loud = "".join(c for c, w in zip(text, weights[1:], strict=True) if w == planted.W_ANSWER)
         if length >= 256:
             assert loud.endswith(".]") and len(loud) >= 7
     assert asked >= 6
 
 
 def test_digits_that_cannot_be_known_carry_no_weight(corpus: Corpus) -> None:
-    ids, weights, begin = tasks.task_sequence(np.random.default_rng(3), corpus.window, 1024, 1.0)
+    ids, weights, begin = planted.task_sequence(np.random.default_rng(3), corpus.window, 1024, 1.0)
     text = text_of(ids)
     for m in re.finditer(r"\[key of [a-z]+ is (\d{5})", text):
         a, b = m.span(1)
-        want = tasks.W_ANSWER if a >= begin - 1 else tasks.W_NONE
+        want = planted.W_ANSWER if a >= begin - 1 else planted.W_NONE
         assert set(weights[1:][a:b]) == {want}
 
 
 def test_words_are_pronounceable_and_distinct() -> None:
-    words = tasks.fast_words(np.random.default_rng(0), 300)
+    words = planted.fast_words(np.random.default_rng(0), 300)
     assert len(set(words)) == 300
     shape = re.compile(r"([b-df-hj-np-tv-z][aeiou]){2,4}|([b-z][aeiou]){2,3}[b-z]")
     assert all(shape.fullmatch(w) for w in words)
@@ -74,15 +74,15 @@ def test_words_are_pronounceable_and_distinct() -> None:
 def test_skipped_positions_rise_and_stay_in_range() -> None:
     far = 0
     for seed in range(200):
-        p = tasks.skip_positions(np.random.default_rng(seed), 256, 16384)
+        p = planted.skip_positions(np.random.default_rng(seed), 256, 16384)
         assert p[0] == 0 and (np.diff(p) >= 1).all() and p[-1] < 16384
         far = max(far, int(p[-1]))
     assert far > 12000
-    assert np.array_equal(tasks.skip_positions(np.random.default_rng(0), 64, 64), np.arange(64))
+    assert np.array_equal(planted.skip_positions(np.random.default_rng(0), 64, 64), np.arange(64))
 
 
 def test_batches_repeat_exactly_and_fit(corpus: Corpus) -> None:
-    got = [tasks.batch(np.random.default_rng(5), corpus.window, 6, 256) for _ in range(2)]
+    got = [planted.batch(np.random.default_rng(5), corpus.window, 6, 256) for _ in range(2)]
     for a, b in zip(*got, strict=True):
         assert np.array_equal(a, b)
     ids, weights, pos = got[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 
 import prefixd
-from tests.vllm import engines
+from tests.vllm import attached_prompts, engines
 from tests.vllm.engines import BLOCK, DAEMON, ROOT
 
 ANSWER = 8
 PARK = 384  # longer loads are parked: both ways are met below
-# Around one and two blocks, and longer than a step.
-LENGTHS = (127, 128, 129, 255, 256, 257, 600)
+# Around one, two and sixteen blocks, and longer than a step.
+LENGTHS = (127, 128, 129, 255, 256, 257, 600, 2047, 2048, 2049, 2050)
+CROWD = 4
 PROMPTS = {f"length {n}": engines.text(100 * n, n) for n in LENGTHS}
 _HALF = engines.text(4000, 300)
 PROMPTS |= {
@@ -27,13 +29,15 @@ PROMPTS |= {
     "second branch": _HALF + engines.text(11000, 250)[1:],
     "damaged": engines.text(12000, 300),
     "damaged and parked": engines.text(13000, 500),
-    "killed while loading": engines.text(13600, 350),
+    "killed while loading": engines.text(13600, 380),
     "killed while parked": engines.text(14000, 450),
     "killed while storing": engines.text(15000, 550),
     "aborted": engines.text(16000, 550),
     "salted": engines.text(17000, 300),
     "twice at once": engines.text(18000, 400),
-    **{f"crowd {i}": engines.text(19000 + 600 * i, 500) for i in range(4)},
+    "too large": engines.text(18500, 450),
+    **{f"crowd {i}": engines.text(19000 + 600 * i, 500) for i in range(CROWD)},
+    **{f"one of eight {i}": engines.text(30000 + 600 * i, 200) for i in range(8)},
 }
 
 
@@ -45,13 +49,13 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         program = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release")) / "bin/prefixd"
         read, write = os.pipe()
         command = [str(program), "--dir", str(self.folder / "store"), "--socket", str(self.folder / "socket"), *DAEMON]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--ready-fd", str(write)], pass_fds=[write], stdout=log, stderr=log
+                [*command, *more, "--ready-fd", str(write)], pass_fds=[write], stdout=log, stderr=log
             )
         os.close(write)
         with os.fdopen(read) as ready:
@@ -66,6 +70,34 @@ class Daemon:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def kill_when_grows(self, counter: str) -> Callable[[], None]:
+        """Kills as soon as this statistic has grown, from a thread; the result waits for it."""
+        ended: list[BaseException | None] = []
+
+        def watch() -> None:
+            try:
+                with self.store() as store:
+                    before, end = store.stats()[counter], time.monotonic() + 120
+                    watching.set()
+                    while store.stats()[counter] == before:
+                        assert time.monotonic() < end, "the moment did not come"
+                self.kill()
+                ended.append(None)
+            except BaseException as error:
+                ended.append(error)
+                raise
+
+        watching = threading.Event()
+        thread = threading.Thread(target=watch)
+        thread.start()
+        assert watching.wait(60)
+
+        def wait() -> None:
+            thread.join()
+            assert ended == [None]
+
+        return wait
 
     def stop(self) -> None:
         assert self.process is not None
@@ -124,10 +156,19 @@ def eventually(what: Callable[[], Any], seconds: float = 120) -> Any:
 
 
 @pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What vLLM answers by itself."""
-    answers = engines.in_a_process(tmp_path_factory.mktemp("stock"), list(PROMPTS.values()), ANSWER)
-    return dict(zip(PROMPTS, answers, strict=True))
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return engines.tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def stock(model: Path) -> dict[str, dict[str, Any]]:
+    """What vLLM answers by itself, with room for everything."""
+    prompts = PROMPTS | attached_prompts.PROMPTS
+    tokens = [ANSWER] * len(PROMPTS) + [attached_prompts.LONG_ANSWER] * len(attached_prompts.PROMPTS)
+    answers = engines.in_a_process(
+        model, list(prompts.values()), tokens, max_model_len=4096, num_gpu_blocks_override=64
+    )
+    return dict(zip(prompts, answers, strict=True))
 
 
 @pytest.fixture(scope="session")
@@ -138,11 +179,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="session")
-def engine(stock: Any, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(stock: Any, daemon: Daemon, model: Path) -> Iterator[Engine]:
     """The engine of most tests; `stock` comes first, so that two are never in memory."""
     del stock
     llm = engines.engine(
-        engines.tiny(tmp_path_factory.mktemp("model")),
+        model,
         kv_transfer_config=engines.transfer(daemon.address, match_seconds=60, park_tokens=PARK),
     )
     yield Engine(llm)
@@ -166,6 +207,15 @@ def stored(daemon: Daemon, engine: Engine) -> Callable[[list[int]], int]:
             return store.match(own_model(store), prompt).n_tokens
 
     return tokens
+
+
+def keep(engine: Engine, stored: Callable[[list[int]], int], prompt: list[int]) -> dict[str, Any]:
+    """Computes a prompt, waits until it is stored, and lets vLLM forget it."""
+    engine.forget()
+    answer = engine.ask(prompt)
+    eventually(lambda: stored(prompt) == len(prompt))
+    engine.forget()
+    return answer
 
 
 def own_model(store: prefixd.Store) -> str:

@@ -1,6 +1,6 @@
 """Runs vLLM on the small model: here, or in a process of its own that prints what it answered.
 
-    python -m tests.vllm.engines < '{"engine": {...}, "prompts": [[...]], "tokens": 8}'
+    python -m tests.vllm.engines < '{"model": DIR, "engine": {...}, "prompts": [[...]], "tokens": [8]}'
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCK = 128
-# A pool that four prompts of 500 tokens do not fit, and steps that a long prompt does not fit.
-POOL, STEP = 17, 192
+# A pool that holds one prompt of 2,050 tokens and not four of 500 with their answers, and steps that a long
+# prompt does not fit.
+POOL, STEP = 18, 192
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -71,7 +72,7 @@ def engine(model: Path, **options: Any) -> Any:
         "model": str(model),
         "skip_tokenizer_init": True,
         "dtype": "float32",
-        "max_model_len": 1024,
+        "max_model_len": 17 * BLOCK,
         "max_num_batched_tokens": STEP,
         "num_gpu_blocks_override": POOL,
         "enforce_eager": True,
@@ -94,9 +95,12 @@ def answer(output: Any) -> dict[str, Any]:
     return {"tokens": list(done.token_ids), "best": best, "cached": output.num_cached_tokens}
 
 
-def in_a_process(folder: Path, prompts: list[list[int]], tokens: int, **options: Any) -> list[dict[str, Any]]:
-    """Answers the prompts in an engine of their own, one after the other."""
-    work = {"model": str(tiny(folder)), "engine": options, "prompts": prompts, "tokens": tokens}
+def in_a_process(
+    model: Path, prompts: list[list[int]], tokens: int | list[int], **options: Any
+) -> list[dict[str, Any]]:
+    """Answers the prompts in an engine of their own, one after the other, each with so many tokens."""
+    each = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
+    work = {"model": str(model), "engine": options, "prompts": prompts, "tokens": each}
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm.engines"],
         input=json.dumps(work),
@@ -104,7 +108,7 @@ def in_a_process(folder: Path, prompts: list[list[int]], tokens: int, **options:
         text=True,
         cwd=ROOT / "python",
         env={**os.environ, **ENVIRONMENT},
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-8000:] + done.stdout[-4000:]
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -126,8 +130,8 @@ def main() -> None:
     work = json.loads(sys.stdin.read())
     llm = engine(Path(work["model"]), **work["engine"])
     answers = []
-    for prompt in work["prompts"]:
-        output = llm.generate({"prompt_token_ids": prompt}, sampling(work["tokens"]), use_tqdm=False)[0]
+    for prompt, tokens in zip(work["prompts"], work["tokens"], strict=True):
+        output = llm.generate({"prompt_token_ids": prompt}, sampling(tokens), use_tqdm=False)[0]
         answers.append(answer(output))
     del llm
     print(json.dumps(answers), flush=True)

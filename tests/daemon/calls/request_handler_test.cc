@@ -61,7 +61,7 @@ TEST_F(RequestHandlerTest, TenantsSeeOnlyTheirOwn) {
   // Prefixes of other tenants look exactly like absent ones.
   const Json foreign = {{"prefix", id}};
   for (MessageType type : {MessageType::kPrefix, MessageType::kRemove, MessageType::kVerify,
-                           MessageType::kWaitReady}) {
+                           MessageType::kWaitReady, MessageType::kSetLifetime}) {
     const Response r = Ask(*bob, type, foreign);
     EXPECT_EQ(CodeOf(r), Code::kNotFound) << wire::MessageName(type);
   }

@@ -1,5 +1,4 @@
-// Tests connections to the real daemon: cut off in the middle, garbage, too many, with a token, and
-// many at once.
+// Tests connections to the real daemon: cut off in the middle, garbage, too many, and many at once.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <thread>
 
@@ -163,23 +161,6 @@ TEST(Connections, ConnectionsAreBoundedAndReleased) {
     if (!next.ok()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_TRUE(next.ok());
-}
-
-TEST(Connections, TcpAsksForTheTokenAndGrantsNoAdmin) {
-  DaemonDir dir;
-  std::ofstream(dir.path() / "token") << "0123456789abcdef-secret\n";
-  DaemonProcess daemon(dir.path(),
-                       {"--listen", "127.0.0.1:0", "--tcp-token-file", dir.path() / "token"});
-  ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
-  ConnectOptions options;
-  EXPECT_FALSE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
-  options.token = "0123456789abcdef-secreT";
-  EXPECT_FALSE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
-  options.token = "0123456789abcdef-secret";
-  EXPECT_TRUE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
-  options.admin = true;
-  EXPECT_FALSE(RemoteStore::Connect(daemon.tcp_address(), options).ok());
-  EXPECT_TRUE(RemoteStore::Connect(daemon.address(), options).ok());
 }
 
 TEST(Connections, ManyThreadsManyConnections) {

@@ -73,6 +73,45 @@ TEST(Notify, SaysWhenItIsReadyAndWhenItStops) {
   }
 }
 
+TEST(Notify, TellsTheWatchdogAsLongAsItRuns) {
+  DaemonDir dir;
+  Manager manager((dir.path() / "notify").string());
+  ASSERT_TRUE(manager.bound());
+  ::setenv("WATCHDOG_USEC", "100000", 1);
+  DaemonProcess daemon(dir.path());
+  ::unsetenv("WATCHDOG_USEC");
+  ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
+  EXPECT_EQ(manager.Next().substr(0, 7), "STATUS=");
+  EXPECT_EQ(manager.Next().substr(0, 7), "READY=1");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(manager.Next(), "WATCHDOG=1");
+  daemon.Signal(SIGSTOP);
+  while (!manager.Next(1000).empty()) {  // sent before it stopped
+  }
+  EXPECT_EQ(manager.Next(1000), "");
+  daemon.Signal(SIGCONT);
+  EXPECT_EQ(manager.Next(), "WATCHDOG=1");
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0) << daemon.Stderr();
+}
+
+TEST(Notify, WatchesWhenItIsMeant) {
+  const auto interval = [](const char* usec, const char* pid) {
+    ::setenv("WATCHDOG_USEC", usec, 1);
+    pid ? ::setenv("WATCHDOG_PID", pid, 1) : ::unsetenv("WATCHDOG_PID");
+    const auto us = daemon::WatchdogInterval().count();
+    ::unsetenv("WATCHDOG_USEC");
+    ::unsetenv("WATCHDOG_PID");
+    return us;
+  };
+  EXPECT_EQ(daemon::WatchdogInterval().count(), 0);
+  EXPECT_EQ(interval("3000000", nullptr), 1'500'000);
+  EXPECT_EQ(interval("3000000", std::to_string(::getpid()).c_str()), 1'500'000);
+  EXPECT_EQ(interval("3000000", "1"), 0);
+  for (const char* bad : {"", "-5", "soon", "99999999999999999999"}) {
+    EXPECT_EQ(interval(bad, nullptr), 0) << bad;
+  }
+}
+
 TEST(Notify, ServesAllTheSameWhereNobodyListens) {
   DaemonDir dir;
   ::setenv("NOTIFY_SOCKET", (dir.path() / "nobody").c_str(), 1);

@@ -34,15 +34,18 @@ class RawClient {
   // id: the request's id; 0: the next free one.
   Status Send(wire::MessageType type, const wire::Json& control, uint64_t id = 0,
               std::span<const std::byte> payload = {}) {
-    const auto packed = wire::PackControl(control);
+    return SendBytes(type, wire::PackControl(control), payload, payload.size(), id);
+  }
+  // Announces `payload_bytes`, whatever is sent.
+  Status SendBytes(wire::MessageType type, std::span<const std::byte> control,
+                   std::span<const std::byte> payload, uint64_t payload_bytes, uint64_t id = 0) {
     wire::FrameHeader header;
     header.type = type;
     header.request_id = id > 0 ? id : next_id_++;
-    header.control_bytes = uint32_t(packed.size());
-    header.payload_bytes = payload.size();
+    header.control_bytes = uint32_t(control.size());
+    header.payload_bytes = payload_bytes;
     const auto head = wire::EncodeHeader(header);
-    const std::array<std::span<const std::byte>, 3> parts = {std::span(head), std::span(packed),
-                                                             payload};
+    const std::array<std::span<const std::byte>, 3> parts = {std::span(head), control, payload};
     return socket_.Send(parts, Soon());
   }
   // Returns the control part of the next reply; its payload is read and dropped.

@@ -199,14 +199,23 @@ class SteppingStore final : public Store {
                                                    std::chrono::milliseconds) override {
     return Not();
   }
+  Result<Explanation> Explain(const ExplainSpec&) override { return Not(); }
+  Result<RewriteResult> Rewrite(std::string_view, RewriteKind, const ProgressFn&) override {
+    return Not();
+  }
+  Result<std::unique_ptr<Snapshot>> TakeSnapshot() override { return Not(); }
   Status WaitReady(std::string_view, const ProgressFn&) override { return control_->Pass(0); }
   Result<PrefixPage> ListPrefixes(const ListSpec&) override { return Not(); }
   Result<PrefixDetail> Prefix(std::string_view id) override {
     ++control_->described;
     PrefixDetail detail;
     detail.summary.id = id;
-    if (const size_t end = id.find('/'); end != id.npos) detail.summary.tenant = id.substr(0, end);
+    detail.summary.tenant = *TenantOf(id);
     return detail;
+  }
+  Result<std::string> TenantOf(std::string_view id) override {
+    const size_t end = id.find('/');
+    return std::string(end == id.npos ? "" : id.substr(0, end));
   }
   Status Remove(std::string_view) override { return control_->Pass(0); }
   Status SetLifetime(std::string_view, const Lifetime&) override { return Not(); }

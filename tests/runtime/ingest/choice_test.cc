@@ -1,4 +1,5 @@
 // Tests the choice of estimators per head: sessions must do what the choices record.
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -63,6 +64,7 @@ TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
         StepPolicy policy;
         policy.estimator = estimator;
         policy.budget = budget;
+        policy.spread = false;
         auto affordable = store_->Attach({"tiny", "", prompt.tokens, "", 300, policy});
         if (!affordable.ok()) {
           EXPECT_EQ(affordable.error().code, Code::kInfeasible) << affordable.error().ToString();
@@ -83,6 +85,122 @@ TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
         EXPECT_NEAR(errors[EstimatorKind::kAuto][h], choice.errors.front().error, 2e-4);
       }
     }
+  }
+}
+
+// Scan is tried twice: with exact scores, and with those that a search by codes tells. Each session
+// does what was measured for its selector.
+TEST_F(ChoiceTest, ScanIsTriedWithTheScoresOfCodes) {
+  const uint64_t seed = Seed("ScanIsTriedWithTheScoresOfCodes");
+  options_.query_samples = 100;
+  options_.choice_budgets = {0.03, 0.1};
+  options_.estimators = *ParseVariants("none, scan");
+  options_.clusters = 6;
+  options_.build_codes = true;
+  options_.codes_min_tokens = 1024;
+  options_.recall_target = 0.5;  // random keys are the hardest case
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 2400, seed);
+  const std::string id = PutReady(prompt);
+  const auto detail = store_->Prefix(id);
+  ASSERT_OK(detail);
+  ASSERT_EQ(detail->choices.size(), 2u * 2u * 2u);
+  double apart = 0;
+  for (const HeadChoice& choice : detail->choices) {
+    std::map<bool, double> scan;  // by codes?
+    for (const EstimatorError& e : choice.errors) {
+      if (e.estimator.kind == EstimatorKind::kScan) scan[e.by_codes] = e.error;
+    }
+    ASSERT_EQ(scan.size(), 2u);
+    apart += std::abs(scan[true] - scan[false]);
+    for (const bool codes : {false, true}) {
+      StepPolicy policy;
+      policy.estimator = EstimatorKind::kScan;
+      policy.budget = choice.budget;
+      policy.selector = codes ? "codes" : "exact";
+      // Seventy-five queries of the last quarter, on the prefix that they all saw.
+      const double got = Errors(prompt, choice.layer, 1800, policy, 2400)[choice.kv_head];
+      EXPECT_NEAR(got, scan[codes], 0.15 * scan[codes]) << (codes ? "codes" : "exact");
+    }
+    const auto first = std::ranges::find_if(choice.errors, [](const EstimatorError& e) {
+      return e.estimator.kind != EstimatorKind::kScan || e.by_codes;
+    });
+    EXPECT_EQ(choice.chosen, first->estimator);
+  }
+  EXPECT_GT(apart, 0) << "both were measured with the same scores";
+  // Where it is best, sessions by codes choose it.
+  for (const double budget : options_.choice_budgets) {
+    const auto scans = std::ranges::count_if(detail->choices, [&](const HeadChoice& c) {
+      return c.budget == budget && c.chosen == EstimatorVariant(EstimatorKind::kScan);
+    });
+    ASSERT_GT(scans, 0);
+    for (const char* selector : {"auto", "codes"}) {
+      StepPolicy policy;
+      policy.budget = budget;
+      policy.selector = selector;
+      policy.spread = false;
+      const auto session = Attach(prompt, policy);
+      ASSERT_TRUE(session);
+      EXPECT_NE(session->info().estimator.find("scan " + std::to_string(scans)), std::string::npos)
+          << session->info().estimator << ", not of " << scans << " heads";
+    }
+  }
+}
+
+// Tokens go where the put's queries gained most by them; in total no more is read, whatever the
+// estimators cost, and the session's ledger is held to it.
+TEST_F(ChoiceTest, TheBudgetIsSpreadAndNeverExceeded) {
+  const uint64_t seed = Seed("TheBudgetIsSpread");
+  options_.clusters = 6;
+  AddMaps(1024, seed);
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 1400, seed);
+  ASSERT_NE(PutReady(prompt), "");
+  // Of 1400 tokens and 20 anchors 2% is the least that was measured, and 10% the most.
+  for (const double budget : {0.02, 0.03, 0.05, 0.1, 0.3}) {
+    SCOPED_TRACE(budget);
+    std::map<bool, std::vector<uint32_t>> k;
+    for (const bool spread : {false, true}) {
+      StepPolicy policy;
+      policy.budget = budget;
+      policy.spread = spread;
+      const auto session = Attach(prompt, policy);
+      ASSERT_TRUE(session);
+      for (uint32_t t = 1380; t < 1400; ++t) {
+        for (uint32_t layer = 0; layer < 2; ++layer) {
+          const Output out = Step(*session, layer, prompt.Q(layer, t, 1));
+          if (t > 1380) continue;
+          k[spread].insert(k[spread].end(), out.info.k_per_head.begin(), out.info.k_per_head.end());
+        }
+      }
+      const auto report = session->Detach();
+      ASSERT_OK(report);
+      EXPECT_EQ(report->total.steps, 4u * 20);
+      EXPECT_LE(report->total.tokens_per_step(), std::ceil(budget * 1400));
+      if (!spread) {
+        for (const Ledger& head : report->per_head) {
+          EXPECT_LE(head.tokens_per_step(), std::ceil(budget * 1400));
+        }
+      }
+    }
+    // At the ends of what was measured, and beyond, nothing is moved.
+    EXPECT_EQ(k[true] != k[false], budget > 0.02 && budget < 0.1);
+  }
+  // What was measured does not hold for a window, nor for what the policy names.
+  for (const char* what : {"window", "moment", "k"}) {
+    std::vector<std::vector<uint32_t>> k;
+    for (const bool spread : {false, true}) {
+      StepPolicy policy;
+      policy.budget = 0.05;
+      policy.spread = spread;
+      if (what == std::string("window")) policy.window.phi = 0.7;
+      if (what == std::string("moment")) policy.estimator = EstimatorKind::kMoment;
+      if (what == std::string("k")) policy.k = 40;
+      const auto session = Attach(prompt, policy);
+      ASSERT_TRUE(session);
+      k.push_back(Step(*session, 0, prompt.Q(0, 1399, 1)).info.k_per_head);
+    }
+    EXPECT_EQ(k[0], k[1]) << what;
   }
 }
 
@@ -140,7 +258,11 @@ TEST(Choices, RoundingNoiseChoosesNothing) {
 
 TEST(Choices, SurviveSerialization) {
   const std::vector<HeadChoice> choices = {
-      {0, 1, EstimatorKind::kPhi, 0.02, {{EstimatorKind::kPhi, 0.25}, {EstimatorKind::kNone, 0.5}}},
+      {0,
+       1,
+       EstimatorKind::kScan,
+       0.02,
+       {{EstimatorKind::kScan, 0.25, true}, {EstimatorKind::kNone, 0.5, false}}},
       {3,
        0,
        *EstimatorVariant::Parse("moment/r8/parent"),

@@ -358,6 +358,67 @@ TEST_F(EstimatorsTest, FeaturesAreReadInsteadOfRecomputed) {
   EXPECT_CODE(LocalStore::Open(options_), Code::kInvalidArgument);
 }
 
+// A long key in the middle of a prefix, in either part of a chain: once it is retrieved the others
+// are still estimated, and the budget pays for keeping its row.
+TEST_F(EstimatorsTest, AKeyThatOutweighsAllOthersIsKeptApart) {
+  const uint64_t seed = 7;
+  Use("none, moment, phi");
+  AddMaps(4096, seed);
+  auto prompt = MakePrompt(spec_.geometry, 900, seed);
+  const LayerShape shape = spec_.geometry.layer(1);
+  const uint32_t outlier = 600;
+  for (uint32_t h = 0; h < shape.n_kv_heads; ++h) {
+    const size_t at = (size_t{outlier} * shape.n_kv_heads + h) * shape.row().key_bytes();
+    std::vector<float> key(shape.key_dim);
+    ToFloat(shape.row().dtype, prompt.k[1].data() + at, key);
+    for (float& x : key) x *= 12;
+    FromFloat(shape.row().dtype, key, prompt.k[1].data() + at);
+  }
+  auto first = prompt;
+  first.n_tokens = 640;
+  first.tokens.resize(640);
+  for (const char* format : {"none", "u8", "log16"}) {
+    SCOPED_TRACE(format);
+    options_.phi_features = format;
+    options_.dir = dir_.path() / format;
+    Open();
+    ASSERT_NE(PutReady(first), "");
+    ASSERT_NE(PutReady(prompt), "");
+    StepPolicy policy = Policy(EstimatorKind::kPhi, 0);
+    policy.k.reset();
+    policy.budget = 0.2;
+    const auto session = Attach(prompt, policy);
+    ASSERT_TRUE(session);
+    size_t apart = 0;
+    for (uint32_t h = 0; h < shape.n_kv_heads; ++h) {
+      const auto cache = PhiCache::Deserialize(*session->PhiCacheBytes(1, h));
+      ASSERT_OK(cache);
+      EXPECT_EQ(cache->count(), 880u);
+      apart += cache->apart().size();
+      for (const ApartRow& row : cache->apart()) {
+        std::vector<float> key(shape.key_dim);
+        const auto rows = prompt.Rows(1, h);
+        ToFloat(shape.row().dtype, rows.data() + outlier * shape.row().bytes(), key);
+        EXPECT_EQ(row.key, key);
+      }
+    }
+    ASSERT_GT(apart, 0u);
+    // A query along the long key retrieves it.
+    std::vector<float> q(shape.query_floats());
+    for (uint32_t h = 0; h < shape.n_q_heads; ++h) {
+      const auto rows = prompt.Rows(1, h / shape.group_size());
+      const auto own = std::span(q).subspan(size_t{h} * shape.key_dim, shape.key_dim);
+      ToFloat(shape.row().dtype, rows.data() + outlier * shape.row().bytes(), own);
+      float norm = 0;
+      for (const float x : own) norm += x * x;
+      for (float& x : own) x *= 4 / norm;
+    }
+    const Output out = Step(*session, 1, q);
+    for (const float rho : out.info.rho_z) EXPECT_GT(rho, 0.2f);
+    EXPECT_LE(out.info.ledger.tokens_per_step(), 180);
+  }
+}
+
 // Reads before a step failed are charged all the same.
 TEST_F(EstimatorsTest, AFailedStepKeepsItsReads) {
   Open();

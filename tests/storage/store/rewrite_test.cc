@@ -284,42 +284,5 @@ TEST_F(RewriteTest, CompactedSegmentsKeepTheirNames) {
   EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
 }
 
-// The store is one that version 1 wrote (tests/data/store-v1): 40 tokens, 30 that continue them, 20
-// that branch off after 25, one blob.
-TEST(StoreUpgrade, VersionOneIsReadAndWrittenOn) {
-  TempDir dir;
-  StoreOptions options = TestOptions(dir.path());
-  std::filesystem::copy(std::filesystem::path(PREFIXD_SOURCE_DIR) / "tests/data/store-v1",
-                        options.dir, std::filesystem::copy_options::recursive);
-  const auto a = Iota(40, 1000), b = Join(a, Iota(30, 2000));
-  const auto c = Join(Iota(25, 1000), Iota(20, 3000));
-  const auto model = TestModel();
-  for (int round = 0; round < 2; ++round) {
-    auto store = PrefixStore::Open(options);
-    ASSERT_OK(store);
-    for (const auto& tokens : {a, b, c}) {
-      const auto match = (*store)->LongestMatch("m", "tenant", tokens);
-      ASSERT_OK(match);
-      ASSERT_EQ(match->n_tokens, tokens.size());
-      const auto prefix = (*store)->OpenPrefix(match->id, match->n_tokens);
-      ASSERT_OK(prefix);
-      EXPECT_EQ(*Compare(**prefix, tokens), "");
-    }
-    const auto root = (*store)->LongestMatch("m", "tenant", a)->id;
-    const auto blob = (*store)->GetBlob(root, "note", "maker/1");
-    ASSERT_OK(blob);
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(blob->data()), blob->size()),
-              "derived data of version 1");
-    EXPECT_EQ((*store)->stats().recovered_orphans, 0u);
-    const auto more = Put(**store, model, Join(b, Iota(20, 4000)), "tenant");
-    ASSERT_OK(more);
-    ASSERT_OK((*store)->Recluster(root, RandomOrder(16, 9, model.geometry.row(0).bytes())));
-    EXPECT_TRUE((*store)->Verify(nullptr, nullptr)->damaged.empty());
-  }
-  const auto identity = ReadOrCreateIdentity(options.dir);
-  ASSERT_OK(identity);
-  EXPECT_EQ(identity->format_version, 2u);
-}
-
 }  // namespace
 }  // namespace prefixd::storage

@@ -7,6 +7,7 @@
 #include "storage/core/unix_time.h"
 #include "storage/store/open_store.h"
 #include "storage/store/store_put.h"
+#include "tests/storage/failing_catalog.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/store_fixture.h"
 
@@ -17,57 +18,6 @@ std::vector<uint32_t> Prompt(uint32_t n, uint32_t from) {
   std::vector<uint32_t> out(n);
   for (uint32_t i = 0; i < n; ++i) out[i] = from + i;
   return out;
-}
-
-// A FailingCatalog wraps the catalog of an open store; its writes can be made to fail.
-class FailingCatalog final : public Catalog {
- public:
-  explicit FailingCatalog(std::unique_ptr<Catalog> inner) : inner_(std::move(inner)) {}
-
-  bool fail_commit = false, fail_remove = false;
-
-  const CatalogMeta& meta() const override { return inner_->meta(); }
-  Status PutModel(const ModelRecord& model) override { return inner_->PutModel(model); }
-  Result<std::vector<ModelRecord>> LoadModels() const override { return inner_->LoadModels(); }
-  Status RemoveModel(std::string_view name) override { return inner_->RemoveModel(name); }
-  Status Apply(const CatalogChange& change) override {
-    if (fail_commit && !change.put.empty()) return Error{Code::kIo, "no answer to the commit"};
-    if (fail_remove && !change.remove.empty()) return Error{Code::kIo, "no answer to the removal"};
-    return inner_->Apply(change);
-  }
-  Status SetQuarantine(const SegmentId& id, const std::string& reason) override {
-    return inner_->SetQuarantine(id, reason);
-  }
-  Status SetLastUsed(const SegmentId& id, int64_t unix_ms, float heat) override {
-    return inner_->SetLastUsed(id, unix_ms, heat);
-  }
-  Sequences& sequences() override { return inner_->sequences(); }
-  Status SetVerified(const SegmentId& id, int64_t unix_ms) override {
-    return inner_->SetVerified(id, unix_ms);
-  }
-  Status SetScrubPosition(const ScrubPosition& position) override {
-    return inner_->SetScrubPosition(position);
-  }
-  Result<ScrubPosition> LoadScrubPosition() const override { return inner_->LoadScrubPosition(); }
-  Result<std::vector<CatalogSegment>> LoadSegments() const override {
-    return inner_->LoadSegments();
-  }
-  Result<std::vector<AliasRecord>> LoadAliases() const override { return inner_->LoadAliases(); }
-  Result<std::vector<SegmentId>> FindBlock(const BlockHash& hash) const override {
-    return inner_->FindBlock(hash);
-  }
-
- private:
-  const std::unique_ptr<Catalog> inner_;
-};
-
-// Wraps the catalog of a store that opens; `out` is where the test finds it.
-CatalogWrapper Failing(FailingCatalog** out) {
-  return [out](std::unique_ptr<Catalog> inner) {
-    auto failing = std::make_unique<FailingCatalog>(std::move(inner));
-    *out = failing.get();
-    return failing;
-  };
 }
 
 class RelationsTest : public ::testing::Test {

@@ -3,8 +3,14 @@ a plain line for models that have none."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Protocol
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from prefixd.errors import PrefixdError
 
 _MARK = "\x00content\x00"
 
@@ -25,28 +31,43 @@ class Form(Protocol):
         """Returns the tokens that follow a document, ask and begin the answer."""
 
 
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """Returns the chat template, wherever the checkpoint keeps it."""
+    file = folder / "chat_template.jinja"
+    return file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+
+
 class ChatForm:
     """A checkpoint's own tokenizer, and its chat template where it has one."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, model_max_length=1 << 30)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        settings = _settings(folder)
+        special = {k: v["content"] if isinstance(v, dict) else v
+                   for k, v in settings.items() if k.endswith("_token")}
         head, tail = "", "\n"
-        if self._tokenizer.chat_template:
-            rendered = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
-            )
-            head, tail = str(rendered).split(_MARK)
+        if template := _template(folder, settings):
+            rendered = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+                template
+            ).render(messages=[{"role": "user", "content": _MARK}], add_generation_prompt=True, **special)
+            head, tail = rendered.split(_MARK)
         self._tail = tail
         self.head = self.encode(head)
-        self.stop = [self._tokenizer.eos_token_id]
+        stop = self._tokenizer.token_to_id(special.get("eos_token") or "")
+        if stop is None:
+            raise PrefixdError(f"{folder} does not say which token ends a text (eos_token in tokenizer_config.json)")
+        self.stop = [stop]
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(ids))
 
     def question(self, text: str, begun: str) -> list[int]:
         return self.encode(f"\n\n{text}{self._tail}{begun}")

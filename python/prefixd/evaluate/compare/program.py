@@ -52,7 +52,9 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--lengths", type=_numbers(int), default=[2048, 4200, 7600],  # type: ignore[arg-type]
                    help="document tokens (2048,4200,7600)")
     a.add_argument("--documents", type=int, default=12, help="of each kind and length (%(default)s)")
-    a.add_argument("--methods", type=_list(methods), default=methods, help=",".join(methods))  # type: ignore[arg-type]
+    a.add_argument("--methods", type=_list(methods),  # type: ignore[arg-type]
+                   default=[m for m in methods if readings.METHODS[m].usual],
+                   help=",".join(methods) + " (without even and even-codes)")
     a.add_argument("--budgets", type=_numbers(float), default=[0.01, 0.02, 0.05],  # type: ignore[arg-type]
                    help="fractions of the document read per step (0.01,0.02,0.05)")
     a.add_argument("--minutes", type=float, help="stop after so long; the same command goes on")

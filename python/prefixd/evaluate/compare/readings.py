@@ -13,11 +13,13 @@ CODES_FROM = 4096
 
 @dataclass(frozen=True)
 class Method:
-    """`policy` is what a session is told; `budgeted`: it takes a budget."""
+    """`policy` is what a session is told; `budgeted`: it takes a budget; `usual`: it is measured
+    unless methods are named."""
 
     label: str
     policy: dict[str, Any]
     budgeted: bool = True
+    usual: bool = True
 
 
 METHODS = {
@@ -27,6 +29,10 @@ METHODS = {
     "topk-codes": Method("Top-K, default selector", {"estimator": "none", "selector": "auto"}),
     "auto": Method("Per-head choice", {"estimator": "auto", "selector": "exact"}),
     "auto-codes": Method("Per-head choice, default selector", {"estimator": "auto", "selector": "auto"}),
+    "even": Method("Per-head choice, budget not spread", {"estimator": "auto", "selector": "exact", "spread": False},
+                   usual=False),
+    "even-codes": Method("Per-head choice, budget not spread, default selector",
+                         {"estimator": "auto", "selector": "auto", "spread": False}, usual=False),
     "moment": Method("Moments alone", {"estimator": "moment", "selector": "exact"}),
 }
 # What a session does that was told nothing: where there are codes it selects by them.

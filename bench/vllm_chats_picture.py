@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Draws chats at once against the engine's cache, from what vllm_concurrency.py measured.
+
+    bench/vllm_chats_picture.py docs/results/vllm_concurrency.json docs/vllm-chats.svg
+
+Needs Matplotlib (python3-matplotlib). The picture is readable on light pages and on dark ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+GREY = "#7d8590"
+ARMS = {
+    "attached": ("attached: stays in prefixd", "o", "-", "#1f7ae0"),
+    "loaded": ("loaded into the engine's blocks", "s", "--", "#bf8700"),
+    "alone": ("vLLM alone", "D", ":", "#d1495b"),
+}
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "prefixd", "font.family": "sans-serif"}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.2, 4.0))
+    for arm, (title, mark, line, colour) in ARMS.items():
+        points = sorted((one["cache_bytes"] / 2**30, one["at_once"]) for one in report["arms"] if one["arm"] == arm)
+        axes.plot(*zip(*points, strict=True), marker=mark, color=colour, linewidth=2, linestyle=line, label=title)
+        if arm == "loaded":  # lies on vLLM alone
+            continue
+        for x, y in points:
+            axes.annotate(str(y), (x, y), textcoords="offset points", xytext=(0, 8), ha="center", color=colour)
+    axes.set_xlabel("engine's cache, GiB", color=GREY)
+    axes.set_ylabel("chats that run at once", color=GREY)
+    title = f"{report['chats']} chats, each over its own stored prompt of {report['prompt_tokens']:,} tokens"
+    axes.set_title(title, color=GREY, fontsize=11)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, report["chats"] * 1.15)
+    axes.tick_params(colors=GREY)
+    axes.grid(color=GREY, alpha=0.25)
+    for side in axes.spines.values():
+        side.set_color(GREY)
+    axes.legend(frameon=False, labelcolor=GREY, loc="center right", bbox_to_anchor=(0.98, 0.5))
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+#include <algorithm>
+#include <cmath>
+
+#include "measure/capacity/run.h"
+#include "measure/page/text.h"
+#include "measure/timing/machine.h"
+
+namespace prefixd::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kLengths[] = {1024, 4096, 16384, 65536, 131072, 1048576};
+
+std::string Pays(const std::optional<double>& reuse) {
+  if (!reuse) return "never";
+  return *reuse < 1 ? Short(*reuse) + " (1 of " + Thousands(std::floor(1 / *reuse)) + ")"
+                    : Short(*reuse);
+}
+
+TextTable LengthTable(const CapacityOutcome& o) {
+  TextTable rows = {{"tokens", "on the disk", "disk holds", "memory holds", "computed in",
+                     "stored in", "restored, SSD", "restored, memory", "pays from hits"}};
+  for (const double n : kLengths) {
+    const double disk = n * o.token_bytes_on_disk();
+    const double memory = n * double(o.what.model.token_bytes());
+    rows.push_back({Thousands(n), GigaBytes(disk), Thousands(std::floor(o.what.disk_bytes / disk)),
+                    Thousands(std::floor(o.what.memory_bytes / memory)),
+                    Seconds(o.PrefillSeconds(n)), Seconds(o.PutSeconds(n)),
+                    Seconds(o.SsdSeconds(n)), Seconds(o.HostSeconds(n)), Pays(o.ReuseThatPays(n))});
+  }
+  return rows;
+}
+
+// Prompts of the log differ in length; what a hit saves is taken at the mean length.
+double MeanHit(const CacheHits& hits) {
+  return hits.requests_hit ? double(hits.hit_tokens) / double(hits.requests_hit) : 0;
+}
+
+TextTable ReplayTable(const CapacityOutcome& o) {
+  TextTable rows = {{"cache", "size", "tokens hit", "requests hit", "written",
+                     "hits per token "
+                     "written"}};
+  const auto row = [&](const std::string& name, const std::string& size, const CacheHits& h) {
+    rows.push_back(
+        {name, size, Percent(h.hit_share()), Percent(double(h.requests_hit) / double(h.requests)),
+         GigaBytes(double(h.stored_tokens) * o.token_bytes_on_disk()), Fixed(h.reuse(), 2)});
+  };
+  row("without bound",
+      GigaBytes(double(o.endless.peak_blocks) * o.what.log.block_tokens * o.token_bytes_on_disk()),
+      o.endless);
+  row("this disk", GigaBytes(o.what.disk_bytes), o.disk);
+  row("host memory alone", GigaBytes(o.what.memory_bytes), o.memory);
+  return rows;
+}
+
+double SavedSeconds(const CapacityOutcome& o) {
+  const double mean = MeanHit(o.disk);
+  if (mean <= 0) return 0;
+  return double(o.disk.requests_hit) * (o.PrefillSeconds(mean) - o.SsdSeconds(mean));
+}
+
+std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
+  std::vector<std::string> verdict;
+  constexpr double n = 16384;
+  const double disk = n * o.token_bytes_on_disk(), memory = n * double(o.what.model.token_bytes());
+  verdict.push_back(GigaBytes(o.what.disk_bytes) + " of disk hold " +
+                    Thousands(std::floor(o.what.disk_bytes / disk)) +
+                    " prompts of 16,384 tokens of " + o.what.model.name + ", " +
+                    GigaBytes(o.what.memory_bytes) + " of memory " +
+                    Thousands(std::floor(o.what.memory_bytes / memory)) + ".");
+  const double prefill = o.PrefillSeconds(n), restore = o.SsdSeconds(n);
+  const auto reuse = o.ReuseThatPays(n);
+  if (reuse) {
+    verdict.push_back(
+        "A hit of such a prompt saves " + Seconds(prefill - restore) + ": computing it takes " +
+        Seconds(prefill) + ", restoring it from the disk " + Seconds(restore) + ", from memory " +
+        Seconds(o.HostSeconds(n)) + ". Storing it takes " + Seconds(o.PutSeconds(n)) +
+        ": it pays when " +
+        (*reuse < 1
+             ? "one of " + Thousands(std::floor(1 / *reuse)) + " stored prompts is asked for again."
+             : "a stored prompt is asked for again " + Short(*reuse) + " times."));
+  } else {
+    verdict.push_back("Computing such a prompt takes " + Seconds(prefill) +
+                      " and restoring it from this disk " + Seconds(restore) +
+                      ": restoring does not pay here; attaching, which reads 1%, may "
+                      "(prefixctl bench break-even).");
+  }
+  const RequestLog& log = o.what.log;
+  verdict.push_back("Of the " + Thousands(double(log.input_tokens())) + " tokens of " + log.name +
+                    " (" + Thousands(double(log.requests.size())) + " requests in " +
+                    Seconds(log.seconds()) + "), a cache without bound hits " +
+                    Percent(o.endless.hit_share()) + ", this disk " + Percent(o.disk.hit_share()) +
+                    ", memory alone " + Percent(o.memory.hit_share()) + ".");
+  const double saved = SavedSeconds(o);
+  if (saved > 0) {
+    const double mean = MeanHit(o.disk);
+    const auto needed = o.ReuseThatPays(mean);
+    verdict.push_back(
+        "There, storing saves " + Seconds(saved) + " of computing" +
+        (needed && *needed > 0
+             ? ", " + Short(o.disk.reuse() / *needed) + " times what writing takes"
+             : "") +
+        ", and writes " + GigaBytes(double(o.disk.stored_tokens) * o.token_bytes_on_disk()) +
+        (log.seconds() > 0 ? " (" +
+                                 GigaBytes(double(o.disk.stored_tokens) * o.token_bytes_on_disk() *
+                                           86400 / log.seconds()) +
+                                 " a day: compare with what the disk is rated for)"
+                           : "") +
+        ".");
+  } else {
+    verdict.push_back("For these requests storing saves nothing on this disk.");
+  }
+  if (o.what.options.prefill_rate <= 0) {
+    verdict.push_back("Computing was estimated from this processor's rate of matrix products (" +
+                      Flops(o.gemm_flops) +
+                      "); --prefill-rate takes what your engine does, and changes all of it.");
+  }
+  return verdict;
+}
+
+Plot HitsPlot(const CapacityOutcome& o) {
+  Plot plot;
+  plot.title = "Tokens hit by the size of the cache: " + o.what.log.name;
+  plot.x = {"GB on the disk", o.curve.front().bytes / 1e9, o.curve.back().bytes / 1e9, true};
+  plot.y = {"% of the prompts' tokens", 0, 100 * o.endless.hit_share(), false};
+  Series oldest{"the least recently used goes", {}, 1, "6 4", true};
+  Series score{"the least score goes, as in a store", {}, 0, "", true};
+  for (const CapacityPoint& p : o.curve) {
+    score.points.emplace_back(p.bytes / 1e9, 100 * p.score.hit_share());
+    oldest.points.emplace_back(p.bytes / 1e9, 100 * p.oldest.hit_share());
+    plot.y.high = std::max({plot.y.high, 100 * p.score.hit_share(), 100 * p.oldest.hit_share()});
+  }
+  plot.series = {std::move(score), std::move(oldest)};
+  plot.marks = {
+      {std::max(o.what.disk_bytes / 1e9, plot.x.low), "this disk: " + GigaBytes(o.what.disk_bytes)},
+      {std::max(o.what.memory_bytes / 1e9, plot.x.low),
+       "host memory: " + GigaBytes(o.what.memory_bytes)}};
+  plot.caption = "Replayed by blocks of " + std::to_string(o.what.log.block_tokens) +
+                 " tokens. The right end is a cache without bound.";
+  return plot;
+}
+
+Plot TimesPlot(const CapacityOutcome& o) {
+  Plot plot;
+  plot.title = "What a prompt takes by its length";
+  plot.x = {"tokens", kLengths[0], kLengths[std::size(kLengths) - 1], true};
+  plot.y = {"seconds", 1e300, 0, true};
+  using Of = double (CapacityOutcome::*)(double) const;
+  static constexpr std::tuple<const char*, Of, int, const char*> kLines[] = {
+      {"computing it", &CapacityOutcome::PrefillSeconds, 4, ""},
+      {"storing it, with what is made from it", &CapacityOutcome::PutSeconds, 1, "9 4"},
+      {"restoring it from the SSD", &CapacityOutcome::SsdSeconds, 0, ""},
+      {"restoring it from host memory", &CapacityOutcome::HostSeconds, 2, "5 4"}};
+  for (const auto& [name, seconds, colour, dash] : kLines) {
+    Series s{name, {}, colour, dash, true};
+    for (const double n : kLengths) {
+      const double y = (o.*seconds)(n);
+      if (y <= 0) continue;
+      s.points.emplace_back(n, y);
+      plot.y.low = std::min(plot.y.low, y);
+      plot.y.high = std::max(plot.y.high, y);
+    }
+    plot.series.push_back(std::move(s));
+  }
+  plot.caption = "All layers of " + o.what.model.name + ".";
+  return plot;
+}
+
+Plot ReusePlot(const CapacityOutcome& o) {
+  Plot plot;
+  plot.title = "From which rate of reuse on storing pays";
+  plot.x = {"tokens of the prompt", kLengths[0], kLengths[std::size(kLengths) - 1], true};
+  plot.y = {"hits per stored prompt", 1e300, 0, true};
+  Series s{"storing takes as long as its hits save", {}, 0, "", true};
+  for (const double n : kLengths) {
+    const auto reuse = o.ReuseThatPays(n);
+    if (!reuse) continue;
+    s.points.emplace_back(n, *reuse);
+  }
+  Series now{"hits per token written, " + o.what.log.name + " on this disk", {}, 1, "6 4", false};
+  if (o.disk.reuse() > 0) {
+    for (const double n : {kLengths[0], kLengths[std::size(kLengths) - 1]}) {
+      now.points.emplace_back(n, o.disk.reuse());
+    }
+  }
+  for (const Series* series : {&s, &now}) {
+    for (const auto& [x, y] : series->points) {
+      plot.y.low = std::min(plot.y.low, y);
+      plot.y.high = std::max(plot.y.high, y);
+    }
+  }
+  if (plot.y.high <= 0) plot.y.low = 0.01, plot.y.high = 1;
+  plot.series = {std::move(s), std::move(now)};
+  plot.caption = "Above the line storing pays, restored from this disk.";
+  return plot;
+}
+
+json HitsJson(const CacheHits& h) {
+  return {{"requests", h.requests},           {"requests_hit", h.requests_hit},
+          {"input_tokens", h.input_tokens},   {"hit_tokens", h.hit_tokens},
+          {"stored_tokens", h.stored_tokens}, {"distinct_tokens", h.distinct_tokens},
+          {"hit_share", h.hit_share()},       {"reuse", h.reuse()}};
+}
+
+json CapacityFigures(const CapacityOutcome& o) {
+  const CapacityPlan& what = o.what;
+  json out = {{"benchmark", "capacity"},
+              {"model", what.model.name},
+              {"row_bytes_per_token", what.model.token_bytes()},
+              {"stored_per_row_byte", o.stored_per_row_byte},
+              {"disk_bytes", what.disk_bytes},
+              {"memory_bytes", what.memory_bytes},
+              {"layers_measured", what.layers},
+              {"put_bytes_per_second", o.put_rate},
+              {"restore_bytes_per_second", {{"ssd", o.ssd_rate}, {"host", o.host_rate}}},
+              {"prefill",
+               {{"tokens_per_second_given",
+                 what.options.prefill_rate > 0 ? json(what.options.prefill_rate) : json()},
+                {"gemm_flops_per_second", o.gemm_flops > 0 ? json(o.gemm_flops) : json()}}},
+              {"lengths", json::array()},
+              {"replay",
+               {{"log", what.log.name},
+                {"seconds", what.log.seconds()},
+                {"block_tokens", what.log.block_tokens},
+                {"endless", HitsJson(o.endless)},
+                {"disk", HitsJson(o.disk)},
+                {"memory", HitsJson(o.memory)},
+                {"saved_seconds", SavedSeconds(o)},
+                {"curve", json::array()}}}};
+  for (const double n : kLengths) {
+    const auto reuse = o.ReuseThatPays(n);
+    out["lengths"].push_back(
+        {{"tokens", n},
+         {"disk_holds", std::floor(what.disk_bytes / (n * o.token_bytes_on_disk()))},
+         {"memory_holds", std::floor(what.memory_bytes / (n * double(what.model.token_bytes())))},
+         {"prefill_seconds", o.PrefillSeconds(n)},
+         {"put_seconds", o.PutSeconds(n)},
+         {"restore_ssd_seconds", o.SsdSeconds(n)},
+         {"restore_host_seconds", o.HostSeconds(n)},
+         {"reuse_that_pays", reuse ? json(*reuse) : json()}});
+  }
+  for (const CapacityPoint& p : o.curve) {
+    out["replay"]["curve"].push_back(
+        {{"bytes", p.bytes}, {"score", p.score.hit_share()}, {"oldest", p.oldest.hit_share()}});
+  }
+  return out;
+}
+
+}  // namespace
+
+Report CapacityReport(const CapacityOutcome& outcome,
+                      const std::vector<std::pair<std::string, std::string>>& machine) {
+  Report report;
+  report.verdict = CapacityVerdict(outcome);
+  report.figures = CapacityFigures(outcome);
+  report.tables = {{"prompts of " + outcome.what.model.name + ", by length", LengthTable(outcome)},
+                   {outcome.what.log.name + ", replayed", ReplayTable(outcome)}};
+  HtmlPage page("What do this disk and memory hold, and what does it save?",
+                outcome.what.model.name + ", " + outcome.what.log.name +
+                    "; measured by prefixctl bench capacity");
+  page.Verdict(report.verdict);
+  page.Figure(HitsPlot(outcome));
+  page.Figure(TimesPlot(outcome));
+  page.Figure(ReusePlot(outcome));
+  page.Section("Figures");
+  for (const auto& [title, table] : report.tables) page.Table(title, table);
+  page.Section("Machine");
+  page.Facts(machine);
+  report.page = std::move(page);
+  return report;
+}
+
+}  // namespace prefixd::bench

@@ -1,0 +1,150 @@
+#include "measure/capacity/run.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "measure/disk/attach_time.h"
+#include "measure/disk/memory_left.h"
+#include "measure/disk/scratch.h"
+#include "measure/disk/storage_speed.h"
+#include "measure/page/text.h"
+#include "measure/prompts/bench_prompt.h"
+#include "measure/timing/gemm_rate.h"
+#include "runtime/store/local_store.h"
+
+namespace prefixd::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The host tier of a store that is told nothing of memory, as it decides itself.
+double DefaultHostTier(const fs::path& dir) {
+  RuntimeOptions o;
+  o.dir = dir;
+  o.min_free_bytes = 0;
+  double bytes = 0;
+  {
+    const auto store = LocalStore::Open(o);
+    if (store.ok()) {
+      const auto stats = (*store)->Stats();
+      if (stats.ok()) bytes = double(stats->host_tier_capacity);
+    }
+  }
+  std::error_code ec;
+  fs::remove_all(dir, ec);
+  return bytes;
+}
+
+uint64_t Blocks(double bytes, double token_bytes, uint32_t block_tokens) {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(bytes / (token_bytes * block_tokens)));
+}
+
+}  // namespace
+
+double CapacityOutcome::PrefillSeconds(double tokens) const {
+  if (what.options.prefill_rate > 0) return tokens / what.options.prefill_rate;
+  return gemm_flops > 0 ? what.model.PrefillFlops(static_cast<uint64_t>(tokens)) / gemm_flops : 0;
+}
+
+double CapacityOutcome::SsdSeconds(double tokens) const {
+  return tokens * double(what.model.token_bytes()) / ssd_rate;
+}
+
+double CapacityOutcome::HostSeconds(double tokens) const {
+  return tokens * double(what.model.token_bytes()) / host_rate;
+}
+
+double CapacityOutcome::PutSeconds(double tokens) const {
+  return tokens * token_bytes_on_disk() / put_rate;
+}
+
+std::optional<double> CapacityOutcome::ReuseThatPays(double tokens) const {
+  const double saved = PrefillSeconds(tokens) - SsdSeconds(tokens);
+  if (saved <= 0) return std::nullopt;
+  return PutSeconds(tokens) / saved;
+}
+
+Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const fs::path& dir,
+                                  const CapacityProgress& progress) {
+  CapacityPlan plan;
+  plan.options = options;
+  plan.dir = dir;
+  PREFIXD_ASSIGN(plan.model, ModelShapeOf(options.model));
+  if (options.log_file.empty()) {
+    ZipfSpec zipf = options.zipf;
+    if (options.quick) zipf.requests = std::min(zipf.requests, 2000u);
+    plan.log = ZipfRequests(zipf, options.block_tokens);
+  } else {
+    if (progress) progress("reading " + options.log_file);
+    PREFIXD_ASSIGN(plan.log, ReadRequestLog(fs::path(options.log_file), options.block_tokens));
+  }
+  plan.disk_bytes = options.disk_gb > 0 ? options.disk_gb * 1e9 : double(FreeBytes(dir)) * 0.9;
+  plan.memory_bytes =
+      options.memory_gb > 0 ? options.memory_gb * 1e9 : DefaultHostTier(dir / "default");
+  plan.tokens = options.quick ? 2048 : 4096;
+  const double layer = double(plan.model.Geometry(1).token_bytes()) * plan.tokens;
+  const double room = (double(FreeBytes(dir)) - double(512 << 20)) / 4;
+  const double most =
+      std::min({options.quick ? 32e6 : 400e6, double(AvailableMemory()) / 8, room}) / layer;
+  if (room < layer) {
+    return Error{Code::kResourceExhausted,
+                 "there is no room on the disk of " + dir.parent_path().string() +
+                     " to measure it: " + GigaBytes(4 * layer + double(512 << 20)) + " are needed"};
+  }
+  plan.layers =
+      static_cast<uint32_t>(std::clamp(std::floor(most), 1.0, double(plan.model.n_layers)));
+  const double bytes = layer * plan.layers;
+  plan.plan.bytes = bytes * 5 + layer * 2;
+  double blocks = 0;
+  for (const Request& r : plan.log.requests) blocks += double(r.blocks.size());
+  plan.plan.seconds = bytes * 20 / 5e8 + 3 + layer / 2e6 + blocks * 20 * 1.5e-6;
+  plan.plan.sentences = {"Measures put and restore of " + GigaBytes(bytes) + " of rows of " +
+                         plan.model.name + ", and replays " +
+                         Thousands(double(plan.log.requests.size())) + " requests (" +
+                         plan.log.name + ") against caches of several sizes."};
+  return plan;
+}
+
+Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
+                                        const CapacityProgress& progress) {
+  CapacityOutcome out;
+  out.what = plan;
+  {
+    const Prompt prompt = SyntheticPrompt(plan.model.Geometry(plan.layers), plan.tokens, false);
+    SpeedOptions speed;
+    speed.dir = plan.dir;
+    speed.parts = {"put", "restore", "host"};
+    speed.pairs = plan.options.quick ? 2 : 3;
+    speed.fio = false;
+    speed.progress = progress;
+    PREFIXD_ASSIGN(const SpeedReport measured, MeasureSpeed(prompt, speed));
+    out.put_rate = measured.lines.at("put").ours.median;
+    out.ssd_rate = measured.lines.at("restore").ours.median;
+    out.host_rate = measured.lines.at("host").ours.median;
+  }
+  if (progress) progress("what is stored beside the rows");
+  const Prompt prompt = SyntheticPrompt(plan.model.Geometry(1), plan.tokens, false);
+  PREFIXD_ASSIGN(const AttachReport stored, MeasureAttach(prompt, plan.dir / "attach", false, 1));
+  out.stored_per_row_byte = std::max(1.0, stored.stored_bytes / double(prompt.row_bytes()));
+  if (plan.options.prefill_rate <= 0) out.gemm_flops = GemmFlops(plan.options.quick ? 0.2 : 1);
+  if (progress) progress("replaying requests");
+  const uint32_t block = plan.log.block_tokens;
+  const double on_disk = out.token_bytes_on_disk(), rows = double(plan.model.token_bytes());
+  out.endless = ReplayRequests(plan.log, 0, Eviction::kScore);
+  out.disk = ReplayRequests(plan.log, Blocks(plan.disk_bytes, on_disk, block), Eviction::kScore);
+  // The host tier holds what was used last, whatever the disk keeps.
+  out.memory = ReplayRequests(plan.log, Blocks(plan.memory_bytes, rows, block), Eviction::kOldest);
+  const double all = double(out.endless.peak_blocks) * block * on_disk;
+  const int points = plan.options.quick ? 5 : 9;
+  for (int i = 0; i < points; ++i) {
+    CapacityPoint point;
+    point.bytes = all * std::pow(1000, double(i) / (points - 1) - 1);  // from a thousandth to all
+    const uint64_t blocks = Blocks(point.bytes, on_disk, block);
+    point.score = ReplayRequests(plan.log, blocks, Eviction::kScore);
+    point.oldest = ReplayRequests(plan.log, blocks, Eviction::kOldest);
+    out.curve.push_back(point);
+  }
+  return out;
+}
+
+}  // namespace prefixd::bench

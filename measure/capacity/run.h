@@ -1,0 +1,77 @@
+// Runs `prefixctl bench capacity`: how many prompts this disk and memory hold, what a hit saves,
+// and from which rate of reuse on storing pays; for a log of requests, or for Zipf's law.
+//
+// Thread-safety: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "measure/capacity/cache_model.h"
+#include "measure/capacity/request_log.h"
+#include "measure/models/model_shape.h"
+#include "measure/page/report.h"
+
+namespace prefixd::bench {
+
+struct CapacityOptions {
+  std::string model = "Llama-3.1-8B";
+  std::string log_file;  // empty: Zipf's law
+  uint32_t block_tokens = 512;
+  ZipfSpec zipf;
+  double disk_gb = 0;       // 0: what is free on the disk
+  double memory_gb = 0;     // 0: the host tier that a store would take here
+  double prefill_rate = 0;  // tokens per second; 0: from the rate of matrix products
+  bool quick = false;
+};
+
+struct CapacityPlan {
+  CapacityOptions options;
+  ModelShape model;
+  std::filesystem::path dir;
+  RequestLog log;
+  double disk_bytes = 0, memory_bytes = 0;
+  uint32_t layers = 0, tokens = 0;  // of the prompt that is measured
+  Plan plan;
+};
+
+struct CapacityPoint {
+  double bytes = 0;  // on the disk
+  CacheHits score, oldest;
+};
+
+struct CapacityOutcome {
+  CapacityPlan what;
+  double stored_per_row_byte = 0;                    // with summaries and indexes
+  double put_rate = 0, ssd_rate = 0, host_rate = 0;  // bytes of rows per second
+  double gemm_flops = 0;                             // where no prefill rate is given
+  CacheHits endless, disk, memory;
+  std::vector<CapacityPoint> curve;  // ascending
+
+  double token_bytes_on_disk() const {
+    return double(what.model.token_bytes()) * stored_per_row_byte;
+  }
+  double PrefillSeconds(double tokens) const;
+  double SsdSeconds(double tokens) const;   // to restore
+  double HostSeconds(double tokens) const;  // to restore
+  double PutSeconds(double tokens) const;
+  // Hits that a stored prompt of this length must have, on average, for storing to take less time
+  // than it saves; nothing where restoring is no faster than computing.
+  std::optional<double> ReuseThatPays(double tokens) const;
+};
+
+using CapacityProgress = std::function<void(const std::string&)>;
+
+// Reads the log. Errors are those of ReadRequestLog and ModelShapeOf.
+Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const std::filesystem::path& dir,
+                                  const CapacityProgress& progress);
+Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan, const CapacityProgress& progress);
+Report CapacityReport(const CapacityOutcome& outcome,
+                      const std::vector<std::pair<std::string, std::string>>& machine);
+
+}  // namespace prefixd::bench

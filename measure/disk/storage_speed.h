@@ -1,0 +1,39 @@
+// Measures put, restore and row reads through storage/ and runtime/, each in turns with its floor
+// on the same file system: fio for the disk, memcpy for the host tier.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "measure/prompts/bench_prompt.h"
+#include "measure/timing/paired.h"
+
+namespace prefixd::bench {
+
+struct SpeedOptions {
+  std::filesystem::path dir;  // empty, on the disk to be measured
+  std::vector<std::string> parts = {"put", "segment", "restore", "rows", "host", "reclustered"};
+  uint32_t pairs = 7;
+  uint32_t threads = 0;  // threads of a restore; 0: one per core
+  std::string io = "auto";
+  bool fio = true;                                   // false: no floor for what the disk does
+  std::function<void(const std::string&)> progress;  // may be empty
+};
+
+struct SpeedReport {
+  std::string io_backend, fio_engine;
+  uint32_t threads = 0;
+  std::map<std::string, Paired> lines;  // key: the part
+  // Speed at which one thread reads the prompt's keys and values once, after fio wrote, for `put`.
+  // A put must read them; fio writes the same 16 MiB again and again and need not.
+  Spread source_read;  // bytes per second
+};
+
+// Leaves `dir` empty.
+Result<SpeedReport> MeasureSpeed(const Prompt& prompt, const SpeedOptions& options);
+
+}  // namespace prefixd::bench

@@ -1,0 +1,19 @@
+#include "measure/map/amortised.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace prefixd::bench {
+
+std::optional<double> BreakEvenTokens(const Way& a, const Way& b) {
+  const double behind = a.once_ms - b.once_ms, gain = b.token_ms - a.token_ms;
+  if (behind <= 0) return 0.0;
+  if (gain <= 0) return std::nullopt;
+  return behind / gain;
+}
+
+double RetrievedWithin(double n, double anchors, double r, double l_gen) {
+  return std::max(0.0, std::floor(n - anchors - r / l_gen));
+}
+
+}  // namespace prefixd::bench

@@ -1,0 +1,27 @@
+// Writes the figures of a benchmark as JSON to a file, with the facts of the run.
+#pragma once
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "measure/timing/run_facts.h"
+#include "measure/timing/statistics.h"
+#include "prefixd/result.h"
+
+namespace prefixd::bench {
+
+inline void to_json(nlohmann::json& out, const Spread& s) {
+  out = {{"median", s.median}, {"p25", s.low}, {"p75", s.high}};
+}
+
+// `figures` is an object; this adds its member "run".
+inline Status WriteJson(const std::string& file, nlohmann::json figures) {
+  for (const auto& [name, value] : RunFacts()) figures["run"][name] = value;
+  std::ofstream out(file);
+  out << figures.dump(1) << '\n';
+  if (!out.flush()) return Error{Code::kIo, "cannot write '" + file + "'"};
+  return {};
+}
+
+}  // namespace prefixd::bench

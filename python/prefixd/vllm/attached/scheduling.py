@@ -1,0 +1,102 @@
+"""Decides in the scheduler's process which requests are attached, and refuses those that would wait for
+ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from prefixd.errors import FailedPrecondition, InvalidArgument
+from prefixd.vllm.attached import policy
+from prefixd.vllm.attached.spec import AttachedManager
+from prefixd.vllm.messages import Attachment
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.prefixd")
+
+
+class Attaching:
+    """`default` is the policy of requests that have none; prefixes below `least` tokens are loaded."""
+
+    def __init__(self, default: Mapping[str, Any], least: int, block_tokens: int) -> None:
+        policy.check(default, "'policy' of kv_connector_extra_config")
+        self._default = default
+        self._least = least
+        self._block = block_tokens
+        self._blocks = 0  # of the pool
+        self._claims: dict[str, int] = {}
+        self._wanted: dict[str, Attachment] = {}
+        self._new: list[Attachment] = []  # of the next step
+
+    def bind(self, manager: KVCacheManager) -> None:
+        (own,) = manager.coordinator.single_type_managers
+        if not isinstance(own, AttachedManager):
+            raise FailedPrecondition(
+                "the engine has its own block manager, so that nothing can be attached: vLLM has not loaded prefixd's "
+                "plugin. Install the wheel, or have its directory on PYTHONPATH (and 'prefixd' in VLLM_PLUGINS, "
+                "where that is set)"
+            )
+        own.claims = self._claims
+        self._blocks = manager.kv_cache_config.num_blocks - 1  # one is the null block
+
+    def decide(self, request: Request, computed: int, found: int, parked: bool) -> tuple[int, bool]:
+        """Gets what the connector would load behind the first `computed` tokens, and returns what vLLM is
+        told instead."""
+        name = request.request_id
+        self._claims.pop(name, None)
+        self._wanted.pop(name, None)
+        whole = self._whole(request.num_tokens - 1)
+        try:
+            own = policy.read(request.kv_transfer_params, self._default)
+        except InvalidArgument as error:
+            return self._refuse(request, computed, whole, str(error), (found, parked))
+        attached = computed + found if own.attach and found > 0 and computed + found >= self._least else 0
+        if -(-request.num_tokens // self._block) - attached // self._block > self._blocks:
+            needed = f"{request.num_tokens - attached} tokens"
+            if attached:
+                needed += f" behind its attached prefix of {attached}"
+            reason = f"its {needed} do not fit the engine's cache of {self._blocks * self._block}"
+            return self._refuse(request, computed, whole, reason, (found, parked))
+        if not attached:
+            return found, parked
+        self._claims[name] = attached
+        self._wanted[name] = Attachment(name, "", "", attached, request.num_prompt_tokens, dict(own.policy), 0)
+        return found, False
+
+    def _whole(self, tokens: int) -> int:
+        return tokens // self._block * self._block
+
+    def _refuse(
+        self, request: Request, computed: int, whole: int, reason: str, otherwise: tuple[int, bool]
+    ) -> tuple[int, bool]:
+        """vLLM has no way to refuse a request here. It is attached to nothing, which fails it alone in its
+        first step."""
+        if whole <= computed:
+            logger.warning("prefixd: request %s: %s", request.request_id, reason)
+            return otherwise
+        name = request.request_id
+        self._claims[name] = whole
+        self._wanted[name] = Attachment(name, "", "", whole, request.num_prompt_tokens, {}, 0, refused=reason)
+        return whole - computed, False
+
+    def allocated(self, request: Request, blocks: list[int], external: int) -> Attachment | None:
+        """Returns the attachment of a request that got its blocks; None: it is not attached."""
+        wanted = self._wanted.pop(request.request_id, None)
+        if wanted is None or external <= 0:
+            return None
+        wanted.marker = blocks[0]
+        self._new.append(wanted)
+        return wanted
+
+    def take_new(self) -> list[Attachment]:
+        taken, self._new = self._new, []
+        return taken
+
+    def finished(self, request: str) -> None:
+        self._claims.pop(request, None)
+        self._wanted.pop(request, None)

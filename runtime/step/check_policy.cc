@@ -1,0 +1,135 @@
+#include "runtime/step/check_policy.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "index/search/key_index.h"
+
+namespace prefixd {
+namespace {
+
+constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
+constexpr uint32_t kMostReach = 64, kLeastPrefetchMib = 4, kMostPrefetchMib = 65536;
+
+Status CheckSharing(const StepPolicy& policy) {
+  const StepPolicy::Sharing& sharing = policy.sharing;
+  if (sharing.block == 0 || sharing.block > kMostBlock) {
+    return InvalidArgument("sharing.block is a number of steps from 1 (every step retrieves) to " +
+                           std::to_string(kMostBlock) + ", not " + std::to_string(sharing.block));
+  }
+  if (!(sharing.similarity >= -1 && sharing.similarity <= 1)) {
+    return InvalidArgument("sharing.similarity is a cosine from -1 to 1, not " +
+                           std::to_string(sharing.similarity));
+  }
+  if (sharing.dilation > kMostDilation) {
+    return InvalidArgument("sharing.dilation is at most " + std::to_string(kMostDilation) +
+                           " tokens, not " + std::to_string(sharing.dilation));
+  }
+  if (!sharing.on()) return {};
+  if (policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that steps could share; use mode retrieve, or "
+                           "sharing.block 1");
+  }
+  if (policy.adaptive) {
+    return InvalidArgument(
+        "adaptive spreads tokens anew in every step, and a set that is shared keeps its size; use "
+        "one of the two");
+  }
+  return {};
+}
+
+Status CheckWindow(const StepPolicy& policy) {
+  const StepPolicy::Window& window = policy.window;
+  if (!(window.phi > 0 && window.phi <= 1)) {
+    return InvalidArgument("window.phi is above 0 and at most 1 (no window), not " +
+                           std::to_string(window.phi));
+  }
+  if (!(window.alpha >= 0) || !std::isfinite(window.alpha)) {
+    return InvalidArgument("window.alpha is a finite number of 0 or more, not " +
+                           std::to_string(window.alpha));
+  }
+  if (window.on() && policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that a window could narrow; use mode retrieve, or "
+                           "window.phi 1");
+  }
+  return {};
+}
+
+Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
+  const StepPolicy::Prefetch& prefetch = policy.prefetch;
+  for (const auto& [name, reach] :
+       {std::pair("prefetch.forward", prefetch.forward), {"prefetch.back", prefetch.back}}) {
+    if (reach <= kMostReach) continue;
+    return InvalidArgument(std::string(name) + " is at most " + std::to_string(kMostReach) +
+                           " tokens, not " + std::to_string(reach));
+  }
+  if (!prefetch.on()) return {};
+  if (prefetch.max_mib < kLeastPrefetchMib || prefetch.max_mib > kMostPrefetchMib) {
+    return InvalidArgument("prefetch.max_mib is from " + std::to_string(kLeastPrefetchMib) +
+                           " to " + std::to_string(kMostPrefetchMib) + ", not " +
+                           std::to_string(prefetch.max_mib) +
+                           "; without prefetch.forward and prefetch.back nothing is prefetched");
+  }
+  if (policy.mode != StepMode::kRetrieve) {
+    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
+                           "' retrieves nothing that could be prefetched; use mode retrieve, or no "
+                           "prefetch");
+  }
+  if (options.host_tier_bytes == 0) {
+    return Error{Code::kFailedPrecondition,
+                 "rows are prefetched into the host tier, and this store has none "
+                 "(store.host_tier_mib is 0); give it one, or use no prefetch"};
+  }
+  return {};
+}
+
+// The scan estimator needs the scores of all keys under each query.
+Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
+  if (estimator.kind != EstimatorKind::kScan || (!policy.sharing.on() && !policy.window.on())) {
+    return {};
+  }
+  return InvalidArgument(
+      "estimator scan is made of the scores that a search gives every key, and steps that share a "
+      "set or see a window have none; use another estimator, or neither sharing nor window");
+}
+
+}  // namespace
+
+Status CheckPolicy(const RuntimeOptions& options, const StepPolicy& policy) {
+  PREFIXD_TRY(CheckScan(policy.estimator, policy));
+  for (const StepPolicy::Fixed& fixed : policy.fixed) {
+    PREFIXD_TRY(CheckScan(fixed.estimator, policy));
+  }
+  if (!policy.k && !(policy.budget > 0 && policy.budget <= 1)) {
+    return InvalidArgument("a step's budget is a fraction of the prefix in (0, 1], not " +
+                           std::to_string(policy.budget));
+  }
+  if (policy.l_gen == 0) return InvalidArgument("l_gen must be at least 1 generated token");
+  if (policy.selector != "auto" && !index::IndexFromName(policy.selector).ok()) {
+    return InvalidArgument("no selector named '" + policy.selector +
+                           "'; use auto, exact, codes or ivf");
+  }
+  PREFIXD_TRY(CheckSharing(policy));
+  PREFIXD_TRY(CheckWindow(policy));
+  return CheckPrefetch(options, policy);
+}
+
+Status CheckFixed(const StepPolicy& policy, const HeadIndex& heads) {
+  if (policy.fixed.size() > heads.count()) {
+    return InvalidArgument("estimators are fixed for " + std::to_string(policy.fixed.size()) +
+                           " heads, and the model has " + std::to_string(heads.count()));
+  }
+  for (const StepPolicy::Fixed& fixed : policy.fixed) {
+    if (fixed.layer >= heads.layers() || fixed.kv_head >= heads.heads_in(fixed.layer)) {
+      return InvalidArgument("an estimator is fixed for layer " + std::to_string(fixed.layer) +
+                             ", KV head " + std::to_string(fixed.kv_head) +
+                             ", which the model has not");
+    }
+  }
+  return {};
+}
+
+}  // namespace prefixd

@@ -1,0 +1,122 @@
+#include "runtime/store/rewrite_prefix.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/ingest/rewrite.h"
+#include "runtime/store/lookup.h"
+
+namespace prefixd {
+namespace {
+
+using storage::SegmentId;
+
+// Passes a job's progress on while it runs, and its end to the job when the listener asks for it.
+class Reporter {
+ public:
+  Reporter(WorkProgress& work, const ProgressFn& progress, const char* unit)
+      : work_(work), progress_(progress), unit_(unit) {
+    if (progress_) {
+      thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
+    }
+  }
+
+ private:
+  void Run(const std::stop_token& stop) {
+    constexpr auto kEvery = std::chrono::milliseconds(100);
+    std::mutex mutex;
+    std::condition_variable_any changed;
+    std::unique_lock lock(mutex);
+    while (!stop.stop_requested()) {
+      changed.wait_for(lock, stop, kEvery, [] { return false; });
+      const uint64_t total = work_.total;
+      if (total > 0 && !progress_(std::min(work_.done.load(), total), total, unit_)) {
+        work_.cancelled = true;
+        return;
+      }
+    }
+  }
+
+  WorkProgress& work_;
+  const ProgressFn& progress_;
+  const char* unit_;
+  std::jthread thread_;
+};
+
+// What cannot be done to one segment, but says nothing about the others.
+bool Stays(const Error& error) {
+  return error.code == Code::kFailedPrecondition || error.code == Code::kUnavailable ||
+         error.code == Code::kNotFound;
+}
+
+Status Recluster(Core& core, const Model& model, const storage::PrefixInfo& info,
+                 const ProgressFn& progress, RewriteResult* out) {
+  for (const SegmentId& id : info.chain) {
+    PREFIXD_ASSIGN(const auto segment, core.storage->GetPrefix(id));
+    if (segment.reclustered) continue;
+    core.rewrites->Forget(id);
+    WorkProgress work;
+    const Status done = [&] {
+      const Reporter reporter(work, progress, "rows");
+      return ReclusterNow(*core.storage, core.derived, model, id, work);
+    }();
+    if (!done.ok() && !Stays(done.error())) return done;
+    if (done.ok()) {
+      ++out->rewritten;
+    } else {
+      out->left.push_back(done.error().message);
+    }
+  }
+  return {};
+}
+
+// Joins the last two segments until something forbids it.
+Status Compact(Core& core, const Model& model, std::string_view prefix, const ProgressFn& progress,
+               RewriteResult* out) {
+  while (true) {
+    PREFIXD_ASSIGN(const auto info, FindPrefix(core, prefix));
+    const SegmentId leaf = info.chain.back();
+    if (info.chain.size() < 2) return {};
+    core.rewrites->Forget(leaf);
+    WorkProgress work;
+    const auto compacted = [&] {
+      const Reporter reporter(work, progress, "heads");
+      return CompactNow(*core.storage, core.derived, model, leaf, work);
+    }();
+    if (!compacted.ok() && !Stays(compacted.error())) return compacted.error();
+    if (!compacted.ok()) {
+      out->left.push_back(compacted.error().message);
+      return {};
+    }
+    ++out->rewritten;
+    for (const SegmentId& gone : {leaf, info.chain[info.chain.size() - 2]}) {
+      core.ingest->Forget(gone);
+      core.prepared.Forget(gone);
+    }
+    core.ingest->Enqueue(*compacted);
+  }
+}
+
+}  // namespace
+
+Result<RewriteResult> RewritePrefix(Core& core, std::string_view prefix, RewriteKind kind,
+                                    const ProgressFn& progress) {
+  PREFIXD_ASSIGN(const auto info, FindPrefix(core, prefix));
+  PREFIXD_ASSIGN(const auto model, core.models.Find(info.model));
+  RewriteResult out;
+  const uint64_t before = core.storage->stats().bytes_rewritten;
+  PREFIXD_TRY(kind == RewriteKind::kCompact ? Compact(core, *model, prefix, progress, &out)
+                                            : Recluster(core, *model, info, progress, &out));
+  PREFIXD_ASSIGN(const auto now, FindPrefix(core, prefix));
+  out.segments = static_cast<uint32_t>(now.chain.size());
+  out.bytes = core.storage->stats().bytes_rewritten - before;
+  return out;
+}
+
+}  // namespace prefixd

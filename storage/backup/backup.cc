@@ -1,0 +1,257 @@
+#include "storage/backup/backup.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "storage/backup/copy_file.h"
+#include "storage/backup/manifest.h"
+#include "storage/catalog/segment_inspect.h"
+#include "storage/catalog/store_dir.h"
+#include "storage/core/unix_time.h"
+#include "storage/io/crash_point.h"
+#include "storage/io/errors.h"
+#include "storage/io/io_engine.h"
+#include "storage/read/page_reader.h"
+
+namespace prefixd::storage {
+namespace fs = std::filesystem;
+namespace {
+
+struct Source {
+  std::string name;
+  uint64_t bytes = 0, inode = 0;
+  int64_t changed_ns = 0;
+};
+
+Status MakeBackupDirectory(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return {};
+  return ErrnoError(errno, "cannot create the directory " + path.string());
+}
+
+// Lists the store's files that a backup holds. Unfinished and foreign files are none.
+Result<std::vector<Source>> SourcesIn(const fs::path& store) {
+  std::vector<std::string> names = {"STORE"};
+  for (const char* folder : {"catalog", "segments"}) {
+    PREFIXD_ASSIGN(const auto entries, ListDirectory(store / folder));
+    for (const fs::directory_entry& entry : entries) {
+      const std::string name = entry.path().filename().string();
+      const bool segments = std::string_view(folder) == "segments";
+      if (segments ? ParseSegmentsEntry(name).has_value() : name != "LOCK") {
+        names.push_back(std::string(folder) + "/" + name);
+      }
+    }
+  }
+  std::vector<Source> out;
+  for (std::string& name : names) {
+    struct stat st {};
+    if (::lstat((store / name).c_str(), &st) != 0) {
+      return ErrnoError(errno, "cannot look at " + (store / name).string());
+    }
+    if (!S_ISREG(st.st_mode)) continue;
+    out.push_back({std::move(name), static_cast<uint64_t>(st.st_size),
+                   static_cast<uint64_t>(st.st_ino),
+                   int64_t{st.st_mtim.tv_sec} * 1'000'000'000 + st.st_mtim.tv_nsec});
+  }
+  return out;
+}
+
+// Checks every page of a segment file against the checksums inside it.
+Status VerifyCopy(IoEngine& engine, const fs::path& path) {
+  PREFIXD_ASSIGN(const InspectedSegment segment, InspectSegment(engine, path, /*direct=*/true));
+  std::atomic<uint64_t> bytes_read{0}, failures{0};
+  ReadServices services;
+  services.engine = &engine;
+  services.bytes_read = &bytes_read;
+  services.checksum_failures = &failures;
+  services.on_corrupt = [](const SegmentId&, const std::string&) {};
+  return VerifyAllPages(services, *segment.file, [](uint64_t) { return true; });
+}
+
+class Writer {
+ public:
+  Writer(const fs::path& from, const fs::path& to, const Progress& progress)
+      : from_(from), to_(to), progress_(progress), engine_(NewThreadEngine({})) {}
+
+  Result<BackupReport> Run() {
+    PREFIXD_ASSIGN(const StoreIdentity identity, ReadIdentityFile(from_));
+    PREFIXD_TRY(MakeBackupDirectory(to_));
+    PREFIXD_TRY(MakeBackupDirectory(to_ / "data"));
+    PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(to_));
+    auto before = ReadBackup(to_);
+    if (!before.ok() && before.error().code != Code::kNotFound) return before.error();
+    if (before.ok() && before->store != identity.store) {
+      return Error{Code::kFailedPrecondition,
+                   to_.string() + " is the backup of another store; take another directory"};
+    }
+    if (before.ok()) last_ = *std::move(before);
+    PREFIXD_TRY(Sweep(last_));  // what an interrupted backup left
+    report_.dropped_files = 0;
+    manifest_.store = identity.store;
+    manifest_.generation = report_.generation = last_.generation + 1;
+    manifest_.created_unix_ms = NowUnixMs();
+    PREFIXD_ASSIGN(const std::vector<Source> sources, SourcesIn(from_));
+    PREFIXD_TRY(Reuse(sources));
+    PREFIXD_TRY(CopyNew());
+    PREFIXD_TRY(SyncDirectory(to_ / "data"));
+    CrashPoint("backup.copied");
+    PREFIXD_TRY(WriteBackupManifest(to_, manifest_));
+    CrashPoint("backup.counts");
+    PREFIXD_TRY(Sweep(manifest_));
+    report_.files = manifest_.files.size();
+    for (const BackupFile& file : manifest_.files) report_.bytes += file.bytes;
+    return std::move(report_);
+  }
+
+ private:
+  // Takes over what the last generation holds, and notes the rest.
+  Status Reuse(const std::vector<Source>& sources) {
+    std::map<std::string, const BackupFile*> known;
+    for (const BackupFile& file : last_.files) known[file.name] = &file;
+    std::error_code failed;
+    for (const Source& source : sources) {
+      const auto it = known.find(source.name);
+      const bool same = it != known.end() && it->second->bytes == source.bytes &&
+                        it->second->inode == source.inode &&
+                        it->second->changed_ns == source.changed_ns &&
+                        fs::file_size(to_ / "data" / it->second->kept_as, failed) == source.bytes;
+      if (same) {
+        manifest_.files.push_back(*it->second);
+      } else {
+        new_.push_back(source);
+        total_ += source.bytes;
+      }
+    }
+    return {};
+  }
+
+  Status CopyNew() {
+    const BytesDone done = [this](uint64_t bytes) {
+      done_ += bytes;
+      return !progress_ || progress_(std::min(done_, total_), total_, "bytes");
+    };
+    for (size_t i = 0; i < new_.size(); ++i) {
+      const Source& source = new_[i];
+      BackupFile file{source.name,
+                      std::to_string(manifest_.generation) + "-" + std::to_string(i),
+                      0,
+                      {},
+                      source.inode,
+                      source.changed_ns};
+      const fs::path to = to_ / "data" / file.kept_as;
+      PREFIXD_ASSIGN(const Copied copied, CopyFile(from_ / source.name, to, done));
+      CrashPoint("backup.file");
+      const Status sound = Verify(source.name, to, copied);
+      if (!sound.ok() && sound.error().code == Code::kCorrupt && source.name.ends_with(".seg")) {
+        report_.damaged.push_back(source.name + ": " + sound.error().message);
+        PREFIXD_TRY(RemoveFile(to));
+        continue;
+      }
+      if (!sound.ok()) return sound;
+      file.bytes = copied.bytes;
+      file.digest = copied.digest;
+      ++report_.new_files;
+      report_.new_bytes += copied.bytes;
+      manifest_.files.push_back(std::move(file));
+    }
+    return {};
+  }
+
+  Status Verify(const std::string& name, const fs::path& copy, const Copied& copied) {
+    if (name.ends_with(".seg")) return VerifyCopy(*engine_, copy);
+    PREFIXD_ASSIGN(const Copied again, DigestFile(copy));
+    if (again.digest == copied.digest) return {};
+    return Error{Code::kIo, "the disk did not keep what was written to " + copy.string()};
+  }
+
+  // Removes every file that the generation does not need.
+  Status Sweep(const BackupManifest& kept) {
+    std::set<std::string> needed;
+    for (const BackupFile& file : kept.files) needed.insert(file.kept_as);
+    PREFIXD_ASSIGN(const auto entries, ListDirectory(to_ / "data"));
+    for (const fs::directory_entry& entry : entries) {
+      if (needed.contains(entry.path().filename().string())) continue;
+      PREFIXD_TRY(RemoveFile(entry.path()));
+      ++report_.dropped_files;
+    }
+    PREFIXD_ASSIGN(const auto manifests, ListDirectory(to_));
+    const fs::path own = BackupManifestPath(to_, kept.generation);
+    for (const fs::directory_entry& entry : manifests) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("manifest-") && entry.path().filename() != own.filename()) {
+        PREFIXD_TRY(RemoveFile(entry.path()));
+      }
+    }
+    return {};
+  }
+
+  const fs::path &from_, &to_;
+  const Progress& progress_;
+  const std::unique_ptr<IoEngine> engine_;
+  BackupManifest last_, manifest_;
+  std::vector<Source> new_;
+  uint64_t done_ = 0, total_ = 0;
+  BackupReport report_;
+};
+
+Result<RestoreReport> RestoreInto(const fs::path& from, const fs::path& to,
+                                  const Progress& progress) {
+  // A backup that may not be written to is not written to by others either, as far as this goes.
+  const auto lock = DirLock::Acquire(from);
+  if (!lock.ok() && lock.error().code == Code::kFailedPrecondition) return lock.error();
+  PREFIXD_ASSIGN(const BackupManifest manifest, ReadBackup(from));
+  RestoreReport report{manifest.generation, manifest.created_unix_ms, 0, 0};
+  uint64_t total = 0;
+  for (const BackupFile& file : manifest.files) total += file.bytes;
+  const BytesDone done = [&](uint64_t bytes) {
+    report.bytes += bytes;
+    return !progress || progress(std::min(report.bytes, total), total, "bytes");
+  };
+  PREFIXD_TRY(CreateStoreDir(to));
+  // STORE comes last: a directory without it is refused as a store.
+  std::vector<const BackupFile*> order;
+  for (const BackupFile& file : manifest.files) order.push_back(&file);
+  std::ranges::stable_sort(order, {}, [](const BackupFile* f) { return f->name == "STORE"; });
+  for (const BackupFile* file : order) {
+    const fs::path kept = from / "data" / file->kept_as;
+    PREFIXD_ASSIGN(const Copied copied, CopyFile(kept, to / file->name, done));
+    if (copied.bytes != file->bytes || copied.digest != file->digest) {
+      return Error{Code::kCorrupt, "the backup of " + file->name + " (" + kept.string() +
+                                       ") is damaged; restore another backup"};
+    }
+    ++report.files;
+  }
+  for (const fs::path& dir : {to / "catalog", to / "segments", to}) PREFIXD_TRY(SyncDirectory(dir));
+  return report;
+}
+
+}  // namespace
+
+Result<BackupReport> WriteBackup(const fs::path& from, const fs::path& to,
+                                 const Progress& progress) {
+  return Writer(from, to, progress).Run();
+}
+
+Result<RestoreReport> RestoreBackup(const fs::path& from, const fs::path& to,
+                                    const Progress& progress) {
+  std::error_code failed;
+  if (!fs::exists(from / "BACKUP", failed)) {
+    return Error{Code::kNotFound, "there is no backup in " + from.string()};
+  }
+  if (fs::exists(to, failed) && !fs::is_empty(to, failed)) {
+    return Error{Code::kFailedPrecondition,
+                 to.string() + " is not empty; a backup is restored into a new directory"};
+  }
+  auto report = RestoreInto(from, to, progress);
+  if (!report.ok()) {
+    for (const auto& entry : fs::directory_iterator(to, failed)) fs::remove_all(entry, failed);
+  }
+  return report;
+}
+
+}  // namespace prefixd::storage

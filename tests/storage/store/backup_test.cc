@@ -1,0 +1,266 @@
+// Tests snapshots, backups and restoring: what is copied, what is not copied again, backups of a
+// store that changes meanwhile, damage on both sides, and backups that were killed.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+#include "storage/backup/backup.h"
+#include "storage/backup/manifest.h"
+#include "storage/io/crash_point.h"
+#include "tests/storage/open_store.h"
+#include "tests/storage/prompts.h"
+
+namespace prefixd::storage {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BackupTest : public OpenStoreTest {
+ protected:
+  BackupTest() { Open(); }
+
+  Result<BackupReport> BackUp(const Progress& progress = nullptr) {
+    PREFIXD_ASSIGN(const auto snapshot, store_->TakeSnapshot());
+    return WriteBackup(snapshot->dir(), backup_, progress);
+  }
+  // Opens what the backup restores, and hands it on.
+  std::unique_ptr<PrefixStore> Restored() {
+    static std::atomic<int> n{0};
+    StoreOptions options = options_;
+    options.dir = dir_.path() / ("restored" + std::to_string(n++));
+    const auto restored = RestoreBackup(backup_, options.dir, nullptr);
+    EXPECT_TRUE(restored.ok()) << restored.error().ToString();
+    if (!restored.ok()) return nullptr;
+    auto store = PrefixStore::Open(options);
+    EXPECT_TRUE(store.ok()) << store.error().ToString();
+    if (!store.ok()) return nullptr;
+    const auto report = (*store)->Verify(nullptr, nullptr);
+    EXPECT_TRUE(report.ok() && report->damaged.empty());
+    return *std::move(store);
+  }
+  void ExpectHolds(PrefixStore& store, const Tokens& tokens) {
+    const auto match = store.LongestMatch(model_.name, "t", tokens);
+    ASSERT_OK(match);
+    ASSERT_EQ(match->n_tokens, tokens.size());
+    const auto prefix = store.OpenPrefix(match->id, match->n_tokens);
+    ASSERT_OK(prefix);
+    EXPECT_EQ(*Compare(**prefix, tokens), "");
+  }
+
+  const fs::path backup_ = dir_.path() / "backup";
+};
+
+TEST_F(BackupTest, HoldsAllOfAStoreAndOnlyCopiesWhatIsNew) {
+  const SegmentId first = Stored(Prompt(1));
+  ASSERT_OK(store_->PutBlob(first, "note", "maker/1", std::vector<std::byte>(5000)));
+  ASSERT_OK(store_->SetLifetime(first, {true, {}}));
+  Stored(Join(Prompt(1), Prompt(2)));
+  const auto full = BackUp();
+  ASSERT_OK(full);
+  EXPECT_EQ(full->generation, 1u);
+  EXPECT_EQ(full->new_files, full->files);
+  EXPECT_EQ(full->new_bytes, full->bytes);
+  const SegmentId removed = Stored(Prompt(3));
+  ASSERT_OK(BackUp());
+  ASSERT_OK(store_->Remove(removed));
+  Stored(Prompt(4));
+  const auto next = BackUp();
+  ASSERT_OK(next);
+  EXPECT_EQ(next->generation, 3u);
+  EXPECT_GT(next->dropped_files, 0u);
+  EXPECT_LT(next->new_bytes, next->bytes);
+  EXPECT_FALSE(fs::exists(options_.dir / "snapshot"));
+  const auto store = Restored();
+  ASSERT_TRUE(store);
+  ExpectHolds(*store, Join(Prompt(1), Prompt(2)));
+  ExpectHolds(*store, Prompt(4));
+  EXPECT_EQ(store->LongestMatch(model_.name, "t", Prompt(3))->n_tokens, 0u);
+  EXPECT_TRUE(store->GetPrefix(first)->pinned);
+  ASSERT_OK(store->GetBlob(first, "note", "maker/1"));
+  EXPECT_EQ(store->stats().recovered_orphans, 0u);
+}
+
+TEST_F(BackupTest, OneSnapshotAtATimeAndNoneIsLeftBehind) {
+  Stored(Prompt(1));
+  auto snapshot = store_->TakeSnapshot();
+  ASSERT_OK(snapshot);
+  EXPECT_CODE(store_->TakeSnapshot(), Code::kFailedPrecondition);
+  // Its files outlive their segments.
+  ASSERT_OK(store_->Remove(store_->ListPrefixes()[0].id));
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 0u);
+  EXPECT_EQ(FilesIn((*snapshot)->dir() / "segments"), 1u);
+  snapshot->reset();
+  EXPECT_FALSE(fs::exists(options_.dir / "snapshot"));
+  fs::create_directories(options_.dir / "snapshot" / "segments");  // as a killed process leaves it
+  Open();
+  EXPECT_FALSE(fs::exists(options_.dir / "snapshot"));
+}
+
+TEST_F(BackupTest, OfAStoreThatChanges) {
+  const Tokens kept = Prompt(1, 400);
+  const SegmentId kept_id = Stored(kept);
+  ASSERT_OK(store_->SetLifetime(kept_id, {true, {}}));
+  options_.quota_bytes = store_->GetPrefix(kept_id)->own_bytes * 6;  // so that puts evict
+  Open();
+  std::atomic<bool> stop{false};
+  std::atomic<uint32_t> puts{0}, failed{0};
+  std::thread writer([&] {
+    for (uint32_t n = 2; !stop; ++n) {
+      const Tokens prompt = Prompt(n);
+      failed += !Put(*store_, model_, prompt).ok();
+      failed += !Put(*store_, model_, Join(prompt, Prompt(n + 5000, 100))).ok();
+      const auto match = store_->LongestMatch(model_.name, "t", prompt);
+      if (match.ok() && match->n_tokens > 200) (void)store_->Compact(match->id, 4096);
+      ++puts;
+    }
+  });
+  for (int round = 0; round < 4; ++round) {
+    const uint32_t before = puts;
+    while (puts < before + 3) std::this_thread::yield();
+    const auto report = BackUp();
+    EXPECT_TRUE(report.ok() && report->damaged.empty());
+    const auto store = Restored();
+    if (!store) break;
+    ExpectHolds(*store, kept);
+    for (const PrefixInfo& info : store->ListPrefixes()) EXPECT_FALSE(info.quarantined);
+  }
+  stop = true;
+  writer.join();
+  EXPECT_EQ(failed, 0u);
+  EXPECT_GT(store_->stats().evictions, 0u);
+}
+
+TEST_F(BackupTest, SaysWhichSegmentsAreDamagedAndKeepsOlderCopies) {
+  const SegmentId a = Stored(Prompt(1));
+  ASSERT_OK(BackUp());
+  const SegmentId b = Stored(Prompt(2));
+  Stored(Prompt(3));
+  FlipByte(FileOf(a), 4096 * 2 + 100);
+  FlipByte(FileOf(b), 4096 * 2 + 100);
+  // The file is the same but for its bytes, as after damage of the disk.
+  const auto report = BackUp();
+  ASSERT_OK(report);
+  const bool a_is_new = report->damaged.size() == 2;  // the test's write moved its time
+  EXPECT_TRUE(a_is_new || report->damaged.size() == 1u);
+  EXPECT_NE(report->damaged.back().find(".seg"), std::string::npos);
+  StoreOptions options = options_;
+  options.dir = dir_.path() / "restored";
+  ASSERT_OK(RestoreBackup(backup_, options.dir, nullptr));
+  const auto store = PrefixStore::Open(options);
+  ASSERT_OK(store);
+  ExpectHolds(**store, Prompt(3));
+  EXPECT_EQ((*store)->LongestMatch(model_.name, "t", Prompt(2))->n_tokens, 0u);
+}
+
+TEST_F(BackupTest, RefusesWhatIsNotItsOwn) {
+  Stored(Prompt(1));
+  ASSERT_OK(BackUp());
+  options_.dir = dir_.path() / "other";
+  Open();
+  EXPECT_CODE(BackUp(), Code::kFailedPrecondition);
+  const fs::path to = dir_.path() / "new";
+  EXPECT_CODE(RestoreBackup(dir_.path() / "none", to, nullptr), Code::kNotFound);
+  fs::create_directories(to / "something");
+  EXPECT_CODE(RestoreBackup(backup_, to, nullptr), Code::kFailedPrecondition);
+  fs::remove_all(to);
+  std::ofstream(backup_ / "BACKUP") << "prefixd-backup\nformat 2\n";
+  EXPECT_CODE(RestoreBackup(backup_, to, nullptr), Code::kFailedPrecondition);
+}
+
+TEST_F(BackupTest, RestoringChecksEveryByte) {
+  Stored(Prompt(1));
+  ASSERT_OK(BackUp());
+  const auto manifest = ReadBackup(backup_);
+  ASSERT_OK(manifest);
+  const fs::path to = dir_.path() / "new";
+  for (const BackupFile& file : manifest->files) {
+    if (file.bytes == 0) continue;
+    const fs::path kept = backup_ / "data" / file.kept_as;
+    FlipByte(kept, file.bytes / 2);
+    EXPECT_CODE(RestoreBackup(backup_, to, nullptr), Code::kCorrupt);
+    EXPECT_TRUE(fs::is_empty(to));
+    FlipByte(kept, file.bytes / 2);
+  }
+  FlipByte(BackupManifestPath(backup_, 1), 20);
+  EXPECT_CODE(RestoreBackup(backup_, to, nullptr), Code::kCorrupt);
+  FlipByte(BackupManifestPath(backup_, 1), 20);
+  ASSERT_OK(RestoreBackup(backup_, to, nullptr));
+}
+
+TEST_F(BackupTest, StoppedOnRequestThePreviousOneStays) {
+  Stored(Prompt(1));
+  ASSERT_OK(BackUp());
+  Stored(Prompt(2));
+  EXPECT_CODE(BackUp([](uint64_t, uint64_t, std::string_view) { return false; }), Code::kCancelled);
+  const auto store = Restored();
+  ASSERT_TRUE(store);
+  ExpectHolds(*store, Prompt(1));
+  EXPECT_EQ(store->LongestMatch(model_.name, "t", Prompt(2))->n_tokens, 0u);
+}
+
+std::atomic<int> left_until_kill{0};
+const char* kill_at = nullptr;
+
+TEST_F(BackupTest, KilledAtAnyMomentThereIsAWholeBackup) {
+  Stored(Prompt(1));
+  ASSERT_OK(BackUp());
+  for (const char* point : {"backup.file", "backup.copied", "backup.manifest", "file.before_rename",
+                            "file.before_directory_sync", "backup.counts"}) {
+    for (const int nth : {1, 2}) {
+      const uint32_t fresh = 10 + static_cast<uint32_t>(store_->stats().puts);
+      Stored(Prompt(fresh));
+      const auto snapshot = store_->TakeSnapshot();
+      ASSERT_OK(snapshot);
+      const pid_t child = ::fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        kill_at = point;
+        left_until_kill = nth;
+        crash_point_hook = [](const char* name) {
+          if (std::string_view(name) == kill_at && --left_until_kill == 0) ::kill(::getpid(), 9);
+        };
+        const auto done = WriteBackup((*snapshot)->dir(), backup_, nullptr);
+        ::_exit(done.ok() ? 0 : 1);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      const bool killed = WIFSIGNALED(status);
+      EXPECT_TRUE(killed || WEXITSTATUS(status) == 0) << point;
+      EXPECT_TRUE(killed || nth > 1) << point;
+      const auto store = Restored();
+      ASSERT_TRUE(store) << point;
+      ExpectHolds(*store, Prompt(1));
+    }
+  }
+  ASSERT_OK(BackUp());
+  const auto manifest = ReadBackup(backup_);
+  ASSERT_OK(manifest);
+  EXPECT_EQ(FilesIn(backup_ / "data"), manifest->files.size());  // nothing is left of the others
+}
+
+TEST(BackupManifest, RefusesNamesThatLeadOut) {
+  BackupManifest m;
+  m.generation = 1;
+  const auto with = [&](const std::string& name, const std::string& kept_as) {
+    BackupManifest changed = m;
+    changed.files.push_back({name, kept_as, 1, {}, 0, 0});
+    return DecodeBackupManifest(EncodeBackupManifest(changed));
+  };
+  ASSERT_OK(with("segments/a.seg", "1-0"));
+  EXPECT_EQ(with("segments/a.seg", "1-0")->files[0].name, "segments/a.seg");
+  for (const char* name :
+       {"../a", "/etc/passwd", "segments/../../a", "catalog/", "", "..", "x/y"}) {
+    EXPECT_CODE(with(name, "1-0"), Code::kCorrupt);
+    EXPECT_CODE(with("STORE", name), Code::kCorrupt);
+  }
+  for (const char* text : {"", "[]", "{}", R"({"store": 5})"}) {
+    EXPECT_CODE(DecodeBackupManifest(text), Code::kCorrupt);
+  }
+}
+
+}  // namespace
+}  // namespace prefixd::storage
