@@ -73,6 +73,28 @@ json TierJson(const BreakEvenOutcome& outcome, const LengthOutcome& length,
   return out;
 }
 
+// Of the shortest length, with rows in host memory: where the map's axis of xi begins.
+json RatiosJson(const BreakEvenOutcome& outcome) {
+  json ratios = json::object();
+  for (const LengthOutcome& length : outcome.lengths) {
+    if (length.tokens == 16384) {
+      ratios["attach_ms_16k"] = length.tiers.front().completed.attach_ms;
+    }
+  }
+  if (outcome.lengths.empty()) return ratios;
+  const LengthOutcome& length = outcome.lengths.front();
+  const TierOutcome& tier = length.tiers.front();
+  for (const CompletionPoint& p : tier.completion) {
+    if (p.name != "moment") continue;
+    const TradeOff map = MapOf(length, tier);
+    const CompletedTimes done = CompletedOf(tier, p);
+    ratios["break_even_gamma_at_xi1_moment"] = Optional(map.BreakEvenGamma(done, 1, 1, true));
+    ratios["break_even_gamma_at_xi1_moment_without_selection"] =
+        Optional(map.BreakEvenGamma(done, 1, 1, false));
+  }
+  return ratios;
+}
+
 }  // namespace
 
 double BreakEvenOutcome::PrefillSeconds(uint64_t n) const {
@@ -141,6 +163,7 @@ json OutcomeJson(const BreakEvenOutcome& outcome) {
               {"steps", outcome.steps},
               {"selector", outcome.selector},
               {"skipped", outcome.skipped},
+              {"ratios", RatiosJson(outcome)},
               {"lengths", json::array()}};
   out["prefill"] = {
       {"tokens_per_second_given",

@@ -218,6 +218,7 @@ json CapacityFigures(const CapacityOutcome& o) {
                {{"tokens_per_second_given",
                  what.options.prefill_rate > 0 ? json(what.options.prefill_rate) : json()},
                 {"gemm_flops_per_second", o.gemm_flops > 0 ? json(o.gemm_flops) : json()}}},
+              {"ratios", json::object()},
               {"lengths", json::array()},
               {"replay",
                {{"log", what.log.name},
@@ -228,6 +229,9 @@ json CapacityFigures(const CapacityOutcome& o) {
                 {"memory", HitsJson(o.memory)},
                 {"saved_seconds", SavedSeconds(o)},
                 {"curve", json::array()}}}};
+  if (o.endless.hit_tokens > 0) {
+    out["ratios"]["hit_rate_vs_ideal"] = double(o.disk.hit_tokens) / double(o.endless.hit_tokens);
+  }
   for (const double n : kLengths) {
     const auto reuse = o.ReuseThatPays(n);
     out["lengths"].push_back(

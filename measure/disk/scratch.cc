@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace prefixd::bench {
@@ -34,14 +35,40 @@ bool HoldsStore(const fs::path& dir) {
   return fs::exists(dir / "STORE", ec) || fs::exists(dir / "segments", ec);
 }
 
-// The folder's lock tells whether a process still uses it.
-int LockFolder(const fs::path& dir) {
-  const int fd = ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return -1;
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-  ::close(fd);
-  return -1;
-}
+// Two locks tell how a run stands. The folder's is held until all its processes have ended: the
+// measuring one shares it. That of kOwner is held by the process that will remove the folder.
+constexpr const char* kOwner = ".owner";
+constexpr int kDyingMs = 60'000;  // a killed process first gives back its memory and ends its I/O
+
+class Lock {
+ public:
+  // `flags` of open(2) and `operation` of flock(2). Not held where another holds it, or where the
+  // path leads elsewhere by then: its last holder has removed it.
+  Lock(const fs::path& path, int flags, int operation) {
+    fd_ = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd_ < 0) return;
+    struct stat locked {
+    }, there{};
+    if (::flock(fd_, operation) != 0 || ::fstat(fd_, &locked) != 0 ||
+        ::lstat(path.c_str(), &there) != 0 || locked.st_ino != there.st_ino ||
+        locked.st_dev != there.st_dev) {
+      Close();
+    }
+  }
+  Lock(Lock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ~Lock() { Close(); }
+
+  bool held() const { return fd_ >= 0; }
+  // In a process that was forked meanwhile: leaves the lock to the others.
+  void Close() {
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+Lock LockFolder(const fs::path& dir) { return {dir, O_RDONLY | O_DIRECTORY, LOCK_EX | LOCK_NB}; }
 
 void RemoveFolder(const fs::path& dir) {
   // A writer that is just dying may add a file meanwhile.
@@ -54,6 +81,27 @@ void RemoveFolder(const fs::path& dir) {
   std::fprintf(stderr, "prefixctl: cannot remove %s; remove it yourself\n", dir.c_str());
 }
 
+// True where the process that would remove the folder is gone; a folder without kOwner has one that
+// is about to make it, or had none that lived so long.
+bool Orphaned(const fs::path& dir) {
+  return Lock(dir / kOwner, O_RDONLY, LOCK_SH | LOCK_NB).held();
+}
+
+// Removes the folder of a run that was killed, and no other. What it was measuring with may still
+// be dying; that is waited for.
+void RemoveIfAbandoned(const fs::path& dir) {
+  constexpr int kPauseMs = 20;
+  for (int waited = 0;; waited += kPauseMs) {
+    if (const Lock lock = LockFolder(dir); lock.held()) return RemoveFolder(dir);
+    if (!Orphaned(dir)) return;
+    if (waited >= kDyingMs) break;
+    ::usleep(kPauseMs * 1000);
+  }
+  std::fprintf(stderr,
+               "prefixctl: %s is left of a killed run, of which a process still does not end\n",
+               dir.c_str());
+}
+
 void RemoveAbandoned(const fs::path& parent) {
   std::error_code ec;
   std::vector<fs::path> found;
@@ -63,11 +111,30 @@ void RemoveAbandoned(const fs::path& parent) {
   for (const fs::path& dir : found) {
     struct stat s {};
     if (::lstat(dir.c_str(), &s) != 0 || !S_ISDIR(s.st_mode) || s.st_uid != ::geteuid()) continue;
-    const int fd = LockFolder(dir);
-    if (fd < 0) continue;
-    RemoveFolder(dir);
-    ::close(fd);
+    RemoveIfAbandoned(dir);
   }
+}
+
+struct Scratch {
+  std::string path;
+  Lock folder, owner;
+};
+
+// Between making a folder and locking it another run may take it for one that was left behind: then
+// a further one is made. kIo.
+Result<Scratch> MakeScratch(const fs::path& parent) {
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    std::string name = (parent / (std::string(kPrefix) + "XXXXXX")).string();
+    if (::mkdtemp(name.data()) == nullptr) break;
+    Lock folder = LockFolder(name);
+    if (!folder.held()) continue;
+    Lock owner(fs::path(name) / kOwner, O_RDWR | O_CREAT, LOCK_EX);
+    if (owner.held()) return Scratch{std::move(name), std::move(folder), std::move(owner)};
+    RemoveFolder(name);
+    break;
+  }
+  return Error{Code::kIo,
+               "cannot make a folder in " + parent.string() + ": " + std::strerror(errno)};
 }
 
 // Waits for the child; a signal ends it first. Returns the exit code.
@@ -147,35 +214,34 @@ Result<int> RunInScratch(const fs::path& parent, const std::function<int(const f
   sigemptyset(&signals);
   for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals, s);
   ::sigprocmask(SIG_BLOCK, &signals, &before);
-  std::string name = (parent / (std::string(kPrefix) + "XXXXXX")).string();
-  const auto fail = [&](const std::string& what) {
-    const std::string why = std::strerror(errno);
+  auto scratch = MakeScratch(parent);
+  if (!scratch.ok()) {
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
-    return Error{Code::kIo, what + ": " + why};
-  };
-  if (::mkdtemp(name.data()) == nullptr) return fail("cannot make a folder in " + parent.string());
-  const int lock = LockFolder(name);
+    return scratch.error();
+  }
   std::fflush(nullptr);
   ::signal(SIGCHLD, SIG_DFL);  // an ignored one tells nothing of the child
   const pid_t parent_pid = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) {
-    RemoveFolder(name);
-    return fail("cannot start a process");
+    const std::string why = std::strerror(errno);
+    RemoveFolder(scratch->path);
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    return Error{Code::kIo, "cannot start a process: " + why};
   }
   if (child == 0) {
+    scratch->owner.Close();
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent_pid) ::_exit(1);
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
-    const int code = work(name);
+    const int code = work(scratch->path);
     std::fflush(nullptr);
     ::_exit(code);
   }
   ::setpgid(child, child);  // whichever of the two is first
   const int code = Supervise(child, signals);
-  RemoveFolder(name);
-  if (lock >= 0) ::close(lock);
+  RemoveFolder(scratch->path);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   return code;
 }

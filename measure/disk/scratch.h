@@ -26,8 +26,9 @@ uint64_t FreeBytes(const std::filesystem::path& parent);
 
 // Makes a folder in `parent` and runs work(folder) in a child process. When the child ends, however
 // it ends, or when SIGINT, SIGTERM or SIGHUP arrives, the child, the processes it started and the
-// folder go. Returns work's value, or 128 + the signal's number. Folders that a killed run left
-// behind in `parent` go as well.
+// folder go. Returns work's value, or 128 + the signal's number. Folders that killed runs left
+// behind in `parent` go first; processes of them that are still dying are waited for. Folders of
+// runs that live are never touched.
 Result<int> RunInScratch(const std::filesystem::path& parent,
                          const std::function<int(const std::filesystem::path&)>& work);
 

@@ -44,17 +44,34 @@ svg{display:block;width:100%;height:auto}svg.narrow{display:none}
 .bar u{position:absolute;top:8px;height:2px;background:var(--fg)}
 .bar s{position:absolute;top:-4px;bottom:-4px;width:2px;background:var(--s1)}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.92em;margin:.3em 0 1em}
-th,td{padding:.25em .7em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:top}
-th{font-weight:600}td.n,th.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+th,td{padding:.25em .5em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:top}
+th:first-child,td:first-child{padding-left:0}th:last-child,td:last-child{padding-right:0}
+th{font-weight:600}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+th.n{vertical-align:bottom}.q{white-space:nowrap}
 dl{display:grid;grid-template-columns:auto 1fr;gap:.15em 1em;font-size:.92em}dt{color:var(--soft)}
 dd{margin:0;overflow-wrap:anywhere}
 @media(max-width:600px){main{padding:16px 12px 40px}svg.wide{display:none}svg.narrow{display:block}
-.bars{grid-template-columns:1fr}.bar{margin-top:-.3em}.bartext{margin-bottom:.6em}}
+.bars{grid-template-columns:1fr}.bar{margin-top:-.3em}.bartext{margin-bottom:.6em}
+.many,.many tbody,.many tr,.many td{display:block}.many tr:first-child{display:none}
+.many tr{border-bottom:1px solid var(--rule);padding:.4em 0}
+.many td,.many td.n{display:flex;justify-content:space-between;gap:1em;border:0;padding:.1em 0}
+.many td:first-child{font-weight:600}.many td[data-of]::before{content:attr(data-of);color:var(--soft)}
+.many td[data-of]{text-align:right}}
 )css";
 
 bool IsNumber(const std::string& cell) {
   return !cell.empty() &&
          (std::isdigit(static_cast<unsigned char>(cell[0])) || cell[0] == '>' || cell == "-");
+}
+
+// "5 [4, 6] MB/s": a narrow column breaks the cell before its quartiles and not inside them.
+std::string CellHtml(const std::string& cell) {
+  std::string html = Escape(cell);
+  const size_t open = html.find(" ["), close = html.find(']');
+  if (open == std::string::npos || close == std::string::npos || close < open) return html;
+  html.insert(close + 1, "</span>");
+  html.insert(open + 1, "<span class=\"q\">");
+  return html;
 }
 
 }  // namespace
@@ -75,9 +92,13 @@ void HtmlPage::List(const std::vector<std::string>& items) {
   body_ += "</ul>\n";
 }
 
+// A table of many columns becomes a list of its rows on a narrow screen: each cell says what it is
+// of.
 void HtmlPage::Table(const std::string& title, const TextTable& rows) {
+  if (rows.empty()) return;
   if (!title.empty()) body_ += "<h3>" + Escape(title) + "</h3>";
-  body_ += "<div class=\"scroll\"><table>";
+  const bool many = rows.front().size() > 3;
+  body_ += "<div class=\"scroll\"><table" + std::string(many ? " class=\"many\"" : "") + "><tbody>";
   for (size_t r = 0; r < rows.size(); ++r) {
     body_ += "<tr>";
     for (size_t c = 0; c < rows[r].size(); ++c) {
@@ -85,12 +106,15 @@ void HtmlPage::Table(const std::string& title, const TextTable& rows) {
       const std::string& below =
           r == 0 && rows.size() > 1 && c < rows[1].size() ? rows[1][c] : cell;
       const char* tag = r == 0 ? "th" : "td";
-      body_ += "<" + std::string(tag) + (c > 0 && IsNumber(below) ? " class=\"n\">" : ">") +
-               Escape(cell) + "</" + tag + ">";
+      body_ += "<" + std::string(tag) + (c > 0 && IsNumber(below) ? " class=\"n\"" : "");
+      if (many && r > 0 && c < rows.front().size() && !rows.front()[c].empty()) {
+        body_ += " data-of=\"" + Escape(rows.front()[c]) + "\"";
+      }
+      body_ += "><span>" + CellHtml(cell) + "</span></" + tag + ">";
     }
     body_ += "</tr>";
   }
-  body_ += "</table></div>\n";
+  body_ += "</tbody></table></div>\n";
 }
 
 void HtmlPage::Facts(const std::vector<std::pair<std::string, std::string>>& facts) {

@@ -116,5 +116,17 @@ TEST(PageTest, HoldsWhatItWasGivenAndFetchesNothing) {
   EXPECT_EQ(page.Write("/nonexistent/page.html").error().code, Code::kIo);
 }
 
+// On a narrow screen a row of many columns is a list, and each cell says what it is of.
+TEST(PageTest, CellsOfWideTablesNameTheirColumns) {
+  HtmlPage page("t", "s");
+  page.Table("wide", {{"a", "b <ms>", "c", "d"}, {"x", "5 [4, 6] MB/s", "7", "8"}});
+  page.Table("narrow", {{"a", "b"}, {"x", "1"}});
+  const std::string html = page.Html();
+  EXPECT_TRUE(Has(html, "<table class=\"many\">"));
+  EXPECT_TRUE(Has(html, "data-of=\"b &lt;ms&gt;\"><span>5 <span class=\"q\">[4, 6]</span> MB/s"))
+      << html;
+  EXPECT_TRUE(Has(html, "<table><tbody><tr><th><span>a</span></th><th class=\"n\">")) << html;
+}
+
 }  // namespace
 }  // namespace prefixd::bench

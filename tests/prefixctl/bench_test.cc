@@ -2,13 +2,16 @@
 // each other, a page, and nothing left behind.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -167,6 +170,9 @@ TEST_F(PrefixctlBenchTest, BreakEvenIsMeasuredAndAgreesWithItself) {
     EXPECT_TRUE(Has(page, part)) << part;
   }
   EXPECT_FALSE(Has(page, "nan"));
+  const json& even = length["tiers"][0]["completion"]["moment"]["break_even"][0];
+  EXPECT_EQ(even["xi"], 1);
+  EXPECT_EQ(figures["ratios"]["break_even_gamma_at_xi1_moment"], even["gamma_with_selection"]);
   // What the page and the terminal conclude is what the figures hold.
   for (const json& sentence : figures["verdict"]) {
     EXPECT_GT(sentence.get<std::string>().size(), 20u);
@@ -206,6 +212,9 @@ TEST_F(PrefixctlBenchTest, IoIsMeasuredWithAndWithoutFio) {
       EXPECT_LE(ratio, high * 1.001) << line.dump();
     }
     EXPECT_GE(figures["amplification"]["stored"].get<double>(), 1);
+    // Ratios that nothing is held to are said as well.
+    EXPECT_TRUE(Has(figures["verdict"].dump(), "Held to nothing: restore of reclustered rows"))
+        << figures["verdict"].dump();
     EXPECT_TRUE(Has(Page(), "restore from host memory"));
   }
 }
@@ -228,6 +237,7 @@ TEST_F(PrefixctlBenchTest, CapacityIsComputedForALogAndWithoutOne) {
   EXPECT_EQ(replay["endless"]["input_tokens"], 2724);
   EXPECT_EQ(replay["endless"]["hit_tokens"], 1024);
   EXPECT_EQ(replay["disk"], replay["endless"]);  // 10 GB hold them all
+  EXPECT_EQ(figures["ratios"]["hit_rate_vs_ideal"], 1);
   const double row_bytes = figures["row_bytes_per_token"];
   EXPECT_EQ(row_bytes, 30 * 3 * 64 * 2 * 2);
   const double on_disk = row_bytes * figures["stored_per_row_byte"].get<double>();
@@ -309,6 +319,81 @@ TEST_F(PrefixctlBenchTest, TheNextRunRemovesWhatAKilledOneLeft) {
       << err_;
   EXPECT_FALSE(fs::exists(disk_ / "prefixd-bench-killed"));
   EXPECT_TRUE(fs::exists(disk_ / "mine"));
+}
+
+// A killed run's processes take a while to die, and hold its folder until then. A run that begins
+// at once waits for them, and leaves the folder of one that lives.
+TEST_F(PrefixctlBenchTest, ARunThatBeginsAtOnceRemovesWhatAKilledOneLeft) {
+  fs::create_directory(dir_ / "other");
+  const auto begin = [&](const char* files) {
+    // Its measuring process has much memory to give back when it dies.
+    return std::make_unique<BenchProcess>(
+        dir_ / files,
+        std::vector<std::string>{"break-even", "--model", "Llama-3.1-8B", "--lengths", "131072",
+                                 "--minutes", "60", "--dir", disk_.string()});
+  };
+  const auto folders = [&] {
+    std::set<fs::path> out;
+    for (const auto& e : fs::directory_iterator(disk_)) out.insert(e.path());
+    return out;
+  };
+  const auto writes = [](const fs::path& folder) {
+    return BenchProcess::Await([&] {
+      std::error_code ec;
+      for (const auto& e : fs::recursive_directory_iterator(folder, ec)) {
+        if (e.path().extension() == ".seg" && e.file_size(ec) > (64 << 20)) return true;
+      }
+      return false;
+    });
+  };
+  const auto killed = begin("");
+  ASSERT_TRUE(writes(disk_)) << killed->Err();
+  const std::set<fs::path> left = folders();
+  ASSERT_EQ(left.size(), 1u);
+  const auto lives = begin("other");
+  ASSERT_TRUE(BenchProcess::Await([&] { return folders().size() == 2; })) << lives->Err();
+  killed->Signal(SIGKILL);
+  killed->Wait();
+  ASSERT_EQ(
+      Run({"break-even", "--quick", "--plan", "--model", "SmolLM2-135M", "--dir", disk_.string()}),
+      0)
+      << err_;
+  EXPECT_FALSE(fs::exists(*left.begin()));
+  EXPECT_EQ(folders().size(), 1u);  // of the one that lives
+  lives->Signal(SIGTERM);
+  EXPECT_EQ(lives->Wait(), 128 + SIGTERM);
+  EXPECT_TRUE(NothingLeft());
+}
+
+// The same, with the moments made long: of one run nobody lives but a process that holds its folder
+// for half a second; of the other the process that will remove the folder does.
+TEST_F(PrefixctlBenchTest, WaitsForTheDyingAndNeverTouchesTheLiving) {
+  const auto held = [](const fs::path& path, int flags) {
+    const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+    EXPECT_EQ(::flock(fd, LOCK_EX | LOCK_NB), 0);
+    return fd;
+  };
+  const fs::path dying = disk_ / "prefixd-bench-dying", living = disk_ / "prefixd-bench-living";
+  for (const fs::path& dir : {dying, living}) {
+    fs::create_directories(dir / "store");
+    testing::WriteFile(dir / ".owner", "");
+  }
+  const int of_dying = held(dying, O_RDONLY | O_DIRECTORY);
+  const int of_living = held(living, O_RDONLY | O_DIRECTORY),
+            owner = held(living / ".owner", O_RDWR);
+  std::jthread dies([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    testing::WriteFile(dying / "store" / "last", "what it still wrote");
+    ::close(of_dying);
+  });
+  ASSERT_EQ(
+      Run({"break-even", "--quick", "--plan", "--model", "SmolLM2-135M", "--dir", disk_.string()}),
+      0)
+      << err_;
+  EXPECT_FALSE(fs::exists(dying));
+  EXPECT_TRUE(fs::exists(living / "store"));
+  ::close(of_living);
+  ::close(owner);
 }
 
 TEST_F(PrefixctlBenchTest, RefusesStoresAndNonsense) {
