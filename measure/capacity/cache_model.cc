@@ -1,19 +1,230 @@
 #include "measure/capacity/cache_model.h"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <set>
+#include <tuple>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
+
+#include "base/check.h"
+#include "storage/catalog/eviction.h"
 
 namespace prefixd::bench {
 namespace {
 
-constexpr double kHalfLifeSeconds = 24 * 3600;  // of a use's weight in the score
+struct Block {
+  uint64_t parent = 0;
+  TokenRange tokens;  // in its prompt
+  bool root = true;
+  uint32_t children = 0;
+  uint64_t request = 0;  // the last one that used it
+};
+using BlockMap = std::unordered_map<uint64_t, Block>;
+
+// Decides which block goes. A block may go when it has no children and the running request does not
+// use it.
+class Policy {
+ public:
+  explicit Policy(const BlockMap& blocks) : blocks_(blocks) {}
+  virtual ~Policy() = default;
+  virtual void Use(uint64_t id, int64_t now_ms, bool fresh) = 0;
+  // One that may go, or nothing; it goes with this call.
+  virtual std::optional<uint64_t> Choose(int64_t now_ms, uint64_t request) = 0;
+
+ protected:
+  bool MayGo(uint64_t id, uint64_t request) const {
+    const Block& block = blocks_.at(id);
+    return block.children == 0 && block.request != request;
+  }
+  const BlockMap& blocks_;
+};
+
+// LRU, LFU and GDSF: each block has a key that changes only with its uses.
+class ByKey : public Policy {
+ public:
+  ByKey(const BlockMap& blocks, Eviction eviction) : Policy(blocks), eviction_(eviction) {}
+
+  void Use(uint64_t id, int64_t, bool fresh) override {
+    Entry& entry = entries_[id];
+    if (!fresh) order_.erase({entry.key, entry.stamp, id});
+    ++entry.uses;
+    // Of one request the last block was used first: it goes before those that it continues.
+    const uint64_t request = blocks_.at(id).request;
+    entry.stamp = request * kPerRequest - blocks_.at(id).tokens.begin / 16;
+    entry.key = eviction_ == Eviction::kLru   ? 0
+                : eviction_ == Eviction::kLfu ? double(entry.uses)
+                                              : went_ + double(entry.uses);
+    order_.insert({entry.key, entry.stamp, id});
+  }
+
+  std::optional<uint64_t> Choose(int64_t, uint64_t request) override {
+    for (auto it = order_.begin(); it != order_.end(); ++it) {
+      const auto [key, stamp, id] = *it;
+      if (!MayGo(id, request)) continue;
+      went_ = std::max(went_, key);
+      order_.erase(it);
+      entries_.erase(id);
+      return id;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr uint64_t kPerRequest = uint64_t{1} << 24;
+  struct Entry {
+    double key = 0;
+    uint64_t stamp = 0, uses = 0;
+  };
+  const Eviction eviction_;
+  double went_ = 0;  // GDSF's age of the cache
+  std::unordered_map<uint64_t, Entry> entries_;
+  std::set<std::tuple<double, uint64_t, uint64_t>> order_;  // the first goes first
+};
+
+// S3-FIFO: new blocks enter a small queue; those used again while in it, or remembered from it,
+// come into the main queue, where each use but three at most gives another round.
+class S3Fifo : public Policy {
+ public:
+  S3Fifo(const BlockMap& blocks, uint64_t capacity)
+      : Policy(blocks), capacity_(capacity), small_size_(std::max<uint64_t>(1, capacity / 10)) {}
+
+  void Use(uint64_t id, int64_t, bool fresh) override {
+    if (!fresh) {
+      uint8_t& uses = uses_.at(id);
+      uses = std::min<uint8_t>(3, uses + 1);
+      return;
+    }
+    uses_[id] = 0;
+    (remembered_.contains(id) ? main_ : small_).push_front(id);
+  }
+
+  std::optional<uint64_t> Choose(int64_t, uint64_t request) override {
+    // Blocks that may not go move to the main queue, or round in it, so this ends.
+    const size_t rounds = 5 * (small_.size() + main_.size()) + 1;
+    for (size_t i = 0; i < rounds && !(small_.empty() && main_.empty()); ++i) {
+      const bool from_small = small_.size() >= small_size_ || main_.empty();
+      std::list<uint64_t>& queue = from_small ? small_ : main_;
+      const uint64_t id = queue.back();
+      queue.pop_back();
+      uint8_t& uses = uses_.at(id);
+      if (uses > (from_small ? 1 : 0) || !MayGo(id, request)) {
+        uses = from_small || uses == 0 ? 0 : uses - 1;
+        main_.push_front(id);
+        continue;
+      }
+      if (from_small) Remember(id);
+      uses_.erase(id);
+      return id;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  void Remember(uint64_t id) {
+    if (!remembered_.insert(id).second) return;
+    memory_.push_front(id);
+    if (memory_.size() <= capacity_) return;
+    remembered_.erase(memory_.back());
+    memory_.pop_back();
+  }
+
+  const uint64_t capacity_, small_size_;
+  std::list<uint64_t> small_, main_, memory_;
+  std::unordered_set<uint64_t> remembered_;
+  std::unordered_map<uint64_t, uint8_t> uses_;
+};
+
+// The store's score changes as time passes. As many blocks as a 32nd of the cache are chosen at a
+// time, as a store makes headroom; those that were used meanwhile stay.
+class ByScore : public Policy {
+ public:
+  ByScore(const BlockMap& blocks, uint64_t capacity)
+      : Policy(blocks), batch_(std::max<uint64_t>(1, capacity / 32)) {}
+
+  void Use(uint64_t id, int64_t now_ms, bool fresh) override {
+    Entry& entry = entries_[id];
+    entry.heat = fresh ? 1 : storage::DecayedHeat(entry.heat, now_ms - entry.used_ms) + 1;
+    entry.used_ms = now_ms;
+    entry.planned = false;
+  }
+
+  std::optional<uint64_t> Choose(int64_t now_ms, uint64_t request) override {
+    for (bool planned = false;; planned = true) {
+      while (!plan_.empty()) {
+        const uint64_t id = plan_.back();
+        plan_.pop_back();
+        const auto it = entries_.find(id);
+        if (it == entries_.end() || !it->second.planned || !MayGo(id, request)) continue;
+        entries_.erase(it);
+        return id;
+      }
+      if (planned) return std::nullopt;
+      Plan(now_ms, request);
+    }
+  }
+
+ private:
+  struct Entry {
+    float heat = 0;
+    int64_t used_ms = 0;
+    bool planned = false;
+    uint32_t children = 0;  // while planning
+  };
+
+  // What would go one after the other, the last of it first.
+  void Plan(int64_t now_ms, uint64_t request) {
+    using Leaf = std::pair<double, uint64_t>;
+    std::priority_queue<Leaf, std::vector<Leaf>, std::greater<>> leaves;
+    const auto score = [&](uint64_t id, const Entry& entry) {
+      const int64_t idle = now_ms - entry.used_ms;
+      const TokenRange tokens = blocks_.at(id).tokens;
+      return storage::EvictionScore(storage::DecayedHeat(entry.heat, idle), idle, tokens,
+                                    tokens.size());
+    };
+    for (auto& [id, entry] : entries_) {
+      entry.planned = false;
+      entry.children = blocks_.at(id).children;
+      if (MayGo(id, request)) leaves.push({score(id, entry), id});
+    }
+    while (plan_.size() < batch_ && !leaves.empty()) {
+      const uint64_t id = leaves.top().second;
+      leaves.pop();
+      plan_.push_back(id);
+      entries_.at(id).planned = true;
+      const Block& block = blocks_.at(id);
+      if (block.root) continue;
+      Entry& parent = entries_.at(block.parent);
+      if (--parent.children == 0 && blocks_.at(block.parent).request != request) {
+        leaves.push({score(block.parent, parent), block.parent});
+      }
+    }
+    std::ranges::reverse(plan_);
+  }
+
+  const uint64_t batch_;
+  std::unordered_map<uint64_t, Entry> entries_;
+  std::vector<uint64_t> plan_;  // the last goes first
+};
+
+std::unique_ptr<Policy> MakePolicy(Eviction eviction, const BlockMap& blocks, uint64_t capacity) {
+  if (eviction == Eviction::kS3Fifo) return std::make_unique<S3Fifo>(blocks, capacity);
+  if (eviction == Eviction::kScore) return std::make_unique<ByScore>(blocks, capacity);
+  return std::make_unique<ByKey>(blocks, eviction);
+}
 
 class BlockCache {
  public:
   BlockCache(const RequestLog& log, uint64_t capacity, Eviction eviction)
-      : log_(log), capacity_(capacity), eviction_(eviction) {}
+      : log_(log), capacity_(capacity) {
+    if (capacity > 0) policy_ = MakePolicy(eviction, blocks_, capacity);
+  }
 
   CacheHits Run() {
     for (const Request& request : log_.requests) Serve(request);
@@ -21,107 +232,84 @@ class BlockCache {
   }
 
  private:
-  struct Block {
-    uint64_t parent = 0, place = 0;  // place: of the block in its prompt
-    bool root = true;
-    uint32_t children = 0;
-    // Sum of 2^(time / half-life) of its uses, as its logarithm: which of two is larger does not
-    // change as time passes.
-    double heat = -1e300;
-    double key = 0;
-  };
-
   void Serve(const Request& request) {
     ++hits_.requests;
     hits_.input_tokens += request.input_tokens;
     const size_t n = request.blocks.size();
     size_t found = 0;
     while (found < n && blocks_.contains(request.blocks[found])) ++found;
-    const uint64_t hit =
-        std::min<uint64_t>(uint64_t{found} * log_.block_tokens,
-                           request.input_tokens > 0 ? request.input_tokens - 1 : 0);
-    hits_.hit_tokens += hit;
+    hits_.hit_tokens += HitTokens(request, uint64_t{found} * log_.block_tokens);
     hits_.requests_hit += found > 0;
-    ++clock_;
+    const auto now_ms = static_cast<int64_t>(request.seconds * 1000);
     for (size_t i = 0; i < n; ++i) {
-      if (i >= found && !Add(request, i)) break;
-      Touch(request.blocks[i], request.seconds, n - i);
+      if (i >= found && !Add(request, i, now_ms)) break;
+      blocks_.at(request.blocks[i]).request = hits_.requests;
+      if (policy_) policy_->Use(request.blocks[i], now_ms, i >= found);
     }
     hits_.peak_blocks = std::max<uint64_t>(hits_.peak_blocks, blocks_.size());
   }
 
-  bool Add(const Request& request, size_t i) {
+  bool Add(const Request& request, size_t i, int64_t now_ms) {
     const uint64_t id = request.blocks[i];
     if (blocks_.contains(id)) return false;  // an id at two places of a prompt: no chain
-    if (capacity_ > 0) {
-      // Blocks of this prompt are held by it.
-      if (i > 0) Hold(request.blocks[i - 1]);
-      while (blocks_.size() >= capacity_ && !leaves_.empty()) Drop(leaves_.begin()->second);
-      if (blocks_.size() >= capacity_) {
-        if (i > 0) Free(request.blocks[i - 1]);
-        return false;
-      }
+    while (capacity_ > 0 && blocks_.size() >= capacity_) {
+      const auto victim = policy_->Choose(now_ms, hits_.requests);
+      if (!victim) return false;
+      Drop(*victim);
     }
+    const auto begin = static_cast<uint32_t>(i * log_.block_tokens);
+    const uint32_t end =
+        std::max(begin, std::min<uint32_t>(begin + log_.block_tokens, request.input_tokens));
     Block block;
-    block.place = i;
+    block.tokens = {begin, end};
     if (i > 0) {
       block.root = false;
       block.parent = request.blocks[i - 1];
       ++blocks_.at(block.parent).children;
     }
     blocks_.emplace(id, block);
-    const uint64_t begin = uint64_t{i} * log_.block_tokens;
-    const uint64_t tokens = std::min<uint64_t>(
-        log_.block_tokens, std::max<uint64_t>(request.input_tokens, begin) - begin);
-    hits_.stored_tokens += tokens;
-    if (seen_.insert(id).second) hits_.distinct_tokens += tokens;
+    hits_.stored_tokens += block.tokens.size();
+    if (seen_.insert(id).second) hits_.distinct_tokens += block.tokens.size();
     return true;
-  }
-
-  void Hold(uint64_t id) { leaves_.erase({blocks_.at(id).key, id}); }
-
-  void Free(uint64_t id) {
-    const Block& block = blocks_.at(id);
-    if (block.children == 0) leaves_.insert({block.key, id});
-  }
-
-  // A later block of a prompt counts as a little older, so that it goes first.
-  void Touch(uint64_t id, double seconds, size_t from_end) {
-    Block& block = blocks_.at(id);
-    leaves_.erase({block.key, id});
-    if (eviction_ == Eviction::kOldest) {
-      block.key = clock_ + double(from_end) * 1e-7;
-    } else {
-      const double use = seconds / kHalfLifeSeconds;
-      const double high = std::max(use, block.heat), low = std::min(use, block.heat);
-      block.heat = high + std::log2(1 + std::exp2(low - high));
-      const double cost = 1 + (double(block.place) + 0.5) * log_.block_tokens / 32768;
-      block.key = block.heat + std::log2(cost);
-    }
-    if (block.children == 0) leaves_.insert({block.key, id});
-    if (!block.root) leaves_.erase({blocks_.at(block.parent).key, block.parent});
   }
 
   void Drop(uint64_t id) {
     const Block block = blocks_.at(id);
-    leaves_.erase({block.key, id});
+    PREFIXD_CHECK(block.children == 0, id, block.children);
     blocks_.erase(id);
-    if (block.root) return;
-    Block& parent = blocks_.at(block.parent);
-    if (--parent.children == 0) leaves_.insert({parent.key, block.parent});
+    if (!block.root) --blocks_.at(block.parent).children;
   }
 
   const RequestLog& log_;
   const uint64_t capacity_;
-  const Eviction eviction_;
+  BlockMap blocks_;
+  std::unique_ptr<Policy> policy_;
   CacheHits hits_;
-  double clock_ = 0;
-  std::unordered_map<uint64_t, Block> blocks_;
-  std::set<std::pair<double, uint64_t>> leaves_;  // least key first
   std::unordered_set<uint64_t> seen_;
 };
 
 }  // namespace
+
+const char* PolicyName(Eviction eviction) {
+  switch (eviction) {
+    case Eviction::kLru:
+      return "LRU";
+    case Eviction::kLfu:
+      return "LFU";
+    case Eviction::kGdsf:
+      return "GDSF";
+    case Eviction::kS3Fifo:
+      return "S3-FIFO";
+    case Eviction::kScore:
+      return "eviction score";
+  }
+  return "";
+}
+
+uint64_t HitTokens(const Request& request, uint64_t matched) {
+  const uint64_t most = request.input_tokens > 0 ? request.input_tokens - 1 : 0;
+  return std::min(matched, most);
+}
 
 CacheHits ReplayRequests(const RequestLog& log, uint64_t capacity_blocks, Eviction eviction) {
   return BlockCache(log, capacity_blocks, eviction).Run();

@@ -5,18 +5,21 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
-#include <unordered_map>
-#include <utility>
 
 #include "measure/capacity/request_log.h"
 
 namespace prefixd::bench {
 
 enum class Eviction {
-  kOldest,  // the least recently used block goes first
+  kLru,     // the least recently used block goes first
+  kLfu,     // the one with the fewest uses since it was stored; of these the least recently used
+  kGdsf,    // Greedy-Dual-Size-Frequency: uses, and the priority of what went last when it was used
+  kS3Fifo,  // a small queue before the main one, and a memory of what left the small one
   kScore,   // the one with the least eviction score, as a store's (storage/catalog/eviction.h)
 };
+inline constexpr Eviction kPolicies[] = {Eviction::kLru, Eviction::kLfu, Eviction::kGdsf,
+                                         Eviction::kS3Fifo, Eviction::kScore};
+const char* PolicyName(Eviction eviction);  // "LRU", ..., "eviction score"
 
 struct CacheHits {
   uint64_t requests = 0, requests_hit = 0;
@@ -31,7 +34,11 @@ struct CacheHits {
   double reuse() const { return stored_tokens ? double(hit_tokens) / double(stored_tokens) : 0.0; }
 };
 
-// `capacity_blocks` 0: without bound. The last token of a prompt is always computed, as engines do.
+// What a prompt is spared of which so many tokens are stored: its last one is always computed, as
+// engines do.
+uint64_t HitTokens(const Request& request, uint64_t matched);
+
+// `capacity_blocks` 0: without bound.
 CacheHits ReplayRequests(const RequestLog& log, uint64_t capacity_blocks, Eviction eviction);
 
 }  // namespace prefixd::bench

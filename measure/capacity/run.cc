@@ -133,7 +133,7 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
   out.endless = ReplayRequests(plan.log, 0, Eviction::kScore);
   out.disk = ReplayRequests(plan.log, Blocks(plan.disk_bytes, on_disk, block), Eviction::kScore);
   // The host tier holds what was used last, whatever the disk keeps.
-  out.memory = ReplayRequests(plan.log, Blocks(plan.memory_bytes, rows, block), Eviction::kOldest);
+  out.memory = ReplayRequests(plan.log, Blocks(plan.memory_bytes, rows, block), Eviction::kLru);
   const double all = double(out.endless.peak_blocks) * block * on_disk;
   const int points = plan.options.quick ? 5 : 9;
   for (int i = 0; i < points; ++i) {
@@ -141,7 +141,7 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
     point.bytes = all * std::pow(1000, double(i) / (points - 1) - 1);  // from a thousandth to all
     const uint64_t blocks = Blocks(point.bytes, on_disk, block);
     point.score = ReplayRequests(plan.log, blocks, Eviction::kScore);
-    point.oldest = ReplayRequests(plan.log, blocks, Eviction::kOldest);
+    point.oldest = ReplayRequests(plan.log, blocks, Eviction::kLru);
     out.curve.push_back(point);
   }
   return out;

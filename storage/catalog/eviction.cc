@@ -24,8 +24,10 @@ double PrefillCost(TokenRange tokens) {
   return (end - begin) + (end * (end - 1) - begin * (begin - 1)) / (2 * kAttentionTokens);
 }
 
-double EvictionNode::score() const {
-  return heat * PrefillCost(tokens) / static_cast<double>(std::max<uint64_t>(bytes, 1));
+double EvictionScore(float heat, int64_t idle_ms, TokenRange tokens, uint64_t bytes) {
+  const double idle = 1 + static_cast<double>(std::max<int64_t>(idle_ms, 0)) / 1000;
+  return heat * PrefillCost(tokens) /
+         (static_cast<double>(std::max<uint64_t>(bytes, 1)) * idle * idle);
 }
 
 EvictionPlan::EvictionPlan(std::vector<EvictionNode> nodes)

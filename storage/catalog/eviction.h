@@ -1,18 +1,21 @@
 // Chooses which prefixes go when the store has to make room. The functions are pure: a snapshot
 // goes in, a plan comes out; nothing is removed here.
 //
-// The eviction score of a segment is the prefill that keeping it is expected to save, per byte
-// kept:
+// The eviction score of a segment is the prefill that keeping it is expected to save in the next
+// second, per byte kept:
 //
-//   score = heat * cost / bytes                             [prefilled tokens per byte]
+//   score = heat * cost / (bytes * (1 + idle)^2)            [prefilled tokens per byte]
 //   heat  = sum over its uses of 2^-(age / 24 h)            [recent uses]
 //   cost  = sum over its tokens at positions t of 1 + t / 32768
+//   idle  = seconds since its last use
 //
-// A use is an attach (or the put) of a prefix whose chain the segment belongs to: the number of
-// recent uses is the number of uses expected, and a use a day ago counts half. The cost is in
-// tokens prefilled at position 0; a token at 32768 costs two of them, because there attention takes
-// about as much work as the rest of a layer (8B models: 30k tokens, 1B: 18k, 70B: 53k). Of two
-// prefixes used alike the longer one therefore has the higher score.
+// A use is an attach, a restore or a put of a prefix whose chain the segment belongs to. What was
+// used often is used again, and the longer it has not been used, the less: by powers, which hold
+// for seconds as for days, so no time scale has to fit the store's turnover
+// (docs/decisions/048-idle-time-in-the-score.md has what was compared). The cost is in tokens
+// prefilled at position 0; a token at 32768 costs two of them, because there attention takes about
+// as much work as the rest of a layer (8B models: 30k tokens, 1B: 18k, 70B: 53k). Of two prefixes
+// used alike the longer one therefore has the higher score.
 //
 // Only leaves go: segments that others continue, open and pinned segments stay. Segments that
 // cannot serve anyone, quarantined or expired ones, go first. To relieve the whole store, tenants
@@ -39,6 +42,8 @@ namespace prefixd::storage {
 float DecayedHeat(float heat, int64_t elapsed_ms);
 // Returns the cost of prefilling these positions, in tokens at position 0.
 double PrefillCost(TokenRange tokens);
+// `idle_ms`: since the last use; below 0 (a clock that went back) counts as 0.
+double EvictionScore(float heat, int64_t idle_ms, TokenRange tokens, uint64_t bytes);
 
 // An EvictionNode describes one segment at the moment of the snapshot.
 struct EvictionNode {
@@ -47,11 +52,12 @@ struct EvictionNode {
   uint64_t bytes = 0;  // bytes freed when it goes: rows and blobs
   TokenRange tokens;
   float heat = 0;
+  int64_t idle_ms = 0;   // since its last use
   bool named = false;    // a prefix ends in it; false: it goes with its last continuation
   bool useless = false;  // quarantined or expired
   bool held = false;     // open, or pinned by its user
 
-  double score() const;
+  double score() const { return EvictionScore(heat, idle_ms, tokens, bytes); }
 };
 
 class EvictionPlan {

@@ -82,7 +82,8 @@ std::vector<EvictionNode> PrefixTree::EvictionNodes(int64_t now) const {
     e.tenant = r.tenant;
     e.bytes = r.file_bytes;
     e.tokens = r.tokens;
-    e.heat = DecayedHeat(node.heat, now - node.last_used_unix_ms);
+    e.idle_ms = now - node.last_used_unix_ms;
+    e.heat = DecayedHeat(node.heat, e.idle_ms);
     e.named = r.listed || !node.aliases.empty();
     e.useless = !node.quarantine.empty() || !Named(node, now);
     e.held = node.pins > 0 || (r.listed && r.pinned) ||

@@ -38,7 +38,8 @@ Result<SpaceReservation> RoomMaker::Reserve(const std::string& tenant, uint64_t 
 }
 
 EvictionPlan RoomMaker::NewPlan() const {
-  std::vector<EvictionNode> nodes = parts_.tree.EvictionNodes(NowUnixMs());
+  std::vector<EvictionNode> nodes =
+      parts_.tree.EvictionNodes(parts_.options.clock ? parts_.options.clock() : NowUnixMs());
   for (EvictionNode& node : nodes) node.bytes += parts_.blobs.BytesOf(node.id);
   return EvictionPlan(std::move(nodes));
 }

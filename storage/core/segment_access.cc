@@ -84,7 +84,7 @@ void SegmentAccess::LiftQuarantine(const SegmentId& id) {
 }
 
 void SegmentAccess::Touch(const SegmentId& id) {
-  const int64_t now = NowUnixMs();
+  const int64_t now = parts_.options.clock ? parts_.options.clock() : NowUnixMs();
   for (const PrefixTree::Use& use : parts_.tree.Touch(id, now, kTouchStepMs)) {
     Status saved = parts_.catalog.SetLastUsed(use.id, now, use.heat);
     if (!saved.ok()) return LogWarning(saved.error().message);

@@ -43,6 +43,9 @@ struct StoreOptions {
   uint64_t tenant_quota_bytes = 0;         // the same for each tenant, 0: none ...
   std::map<std::string, uint64_t> tenant_quotas;  // ... except these
   Eviction eviction = Eviction::kByScore;
+  // The clock by which uses grow old (Unix time in milliseconds), for a day of requests that is
+  // replayed in minutes. Null: the system's.
+  std::function<int64_t()> clock;
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
   // Pages this close that single rows need are read with one operation, and the pages between are

@@ -30,7 +30,7 @@ RequestLog Log(const std::vector<std::vector<uint64_t>>& prompts, double gap = 1
 
 TEST(CacheModelTest, CountsByHand) {
   const RequestLog log = Log({{1, 2}, {1, 2, 3}, {1, 4}, {5}, {1, 2, 3}});
-  const CacheHits all = ReplayRequests(log, 0, Eviction::kOldest);
+  const CacheHits all = ReplayRequests(log, 0, Eviction::kLru);
   EXPECT_EQ(all.requests, 5u);
   EXPECT_EQ(all.requests_hit, 3u);
   EXPECT_EQ(all.input_tokens, 1100u);
@@ -40,7 +40,7 @@ TEST(CacheModelTest, CountsByHand) {
   EXPECT_EQ(all.distinct_tokens, 500u);
   EXPECT_EQ(all.peak_blocks, 5u);
   // With room for one block nothing but the first block of a prompt is ever there.
-  const CacheHits one = ReplayRequests(log, 1, Eviction::kOldest);
+  const CacheHits one = ReplayRequests(log, 1, Eviction::kLru);
   EXPECT_EQ(one.peak_blocks, 1u);
   EXPECT_EQ(one.hit_tokens, 100u + 100u);
 }
@@ -56,7 +56,7 @@ TEST(CacheModelTest, TheLeastScoreGoesAndLongPromptsStayLonger) {
   log.requests.push_back(log.requests.front());
   for (size_t i = 0; i < 4; ++i) log.requests[i].seconds = double(i);
   const CacheHits score = ReplayRequests(log, 11, Eviction::kScore);
-  const CacheHits oldest = ReplayRequests(log, 11, Eviction::kOldest);
+  const CacheHits oldest = ReplayRequests(log, 11, Eviction::kLru);
   EXPECT_GT(score.hit_tokens, oldest.hit_tokens);
   EXPECT_EQ(score.hit_tokens, 10u * 32768 - 1);
 }
@@ -114,8 +114,7 @@ TEST(CacheModelTest, IsTheSlowModel) {
     }
     const RequestLog log = Log(prompts);
     for (const size_t capacity : {1, 2, 3, 5, 9, 20}) {
-      EXPECT_EQ(ReplayRequests(log, capacity, Eviction::kOldest).hit_tokens,
-                SlowHits(log, capacity))
+      EXPECT_EQ(ReplayRequests(log, capacity, Eviction::kLru).hit_tokens, SlowHits(log, capacity))
           << "capacity " << capacity;
       const CacheHits score = ReplayRequests(log, capacity, Eviction::kScore);
       EXPECT_LE(score.peak_blocks, capacity);
@@ -132,7 +131,7 @@ TEST(CacheModelTest, ManyUsesOutweighOneThatIsNewer) {
     return ReplayRequests(log, 2, eviction).requests_hit;
   };
   EXPECT_EQ(last(Eviction::kScore), 20u);
-  EXPECT_EQ(last(Eviction::kOldest), 19u);
+  EXPECT_EQ(last(Eviction::kLru), 19u);
 }
 
 }  // namespace

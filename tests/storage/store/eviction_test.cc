@@ -38,7 +38,7 @@ std::vector<uint8_t> Victims(const EvictionPlan& plan) {
 
 using Order = std::vector<uint8_t>;
 
-TEST(EvictionTest, ScoreIsRecentUsesTimesCostPerByte) {
+TEST(EvictionTest, ScoreIsRecentUsesTimesCostPerByteAndFallsWithIdleTime) {
   constexpr int64_t kDay = 24 * 3600 * 1000;
   EXPECT_FLOAT_EQ(DecayedHeat(8, kDay), 4);
   EXPECT_FLOAT_EQ(DecayedHeat(8, 3 * kDay), 1);
@@ -51,6 +51,24 @@ TEST(EvictionTest, ScoreIsRecentUsesTimesCostPerByte) {
   EXPECT_GT(late.score(), early.score());
   EvictionNode large = Node(3, 1, 200);
   EXPECT_LT(large.score(), early.score());
+  // Four times as long without a use is a sixteenth of the score, of seconds as of days.
+  EXPECT_NEAR(EvictionScore(1, 399'000, {0, 100}, 100) / EvictionScore(1, 99'000, {0, 100}, 100),
+              1.0 / 16, 1e-9);
+  EXPECT_NEAR(
+      EvictionScore(16, 40 * kDay, {0, 100}, 100) / EvictionScore(1, 10 * kDay, {0, 100}, 100), 1,
+      1e-5);
+  EXPECT_EQ(EvictionScore(1, -5000, {0, 100}, 100), EvictionScore(1, 0, {0, 100}, 100));
+}
+
+// What a long chat left an hour ago goes before what a short one left a minute ago, however many
+// turns it had.
+TEST(EvictionTest, WhatIsNotUsedGoesBeforeWhatIs) {
+  std::vector<EvictionNode> nodes{Node(1, 20), Node(2, 1)};
+  nodes[0].idle_ms = 3'600'000;
+  nodes[1].idle_ms = 60'000;
+  EvictionPlan plan(nodes);
+  ASSERT_TRUE(plan.Free(100, nullptr));
+  EXPECT_EQ(Victims(plan), (Order{1}));
 }
 
 TEST(EvictionTest, TheLowestScoreGoesFirstAndNoMoreThanNeeded) {
@@ -145,6 +163,14 @@ class UseCountTest : public ::testing::Test {
 
   PrefixTree tree_;
 };
+
+TEST_F(UseCountTest, IdleTimeIsSinceTheLastUseOfTheChain) {
+  tree_.Touch(Id(2), kStart + 60'000, kStep);
+  std::map<uint8_t, int64_t> idle;
+  for (const EvictionNode& n : tree_.EvictionNodes(kStart + 90'000))
+    idle[n.id.bytes[0]] = n.idle_ms;
+  EXPECT_EQ(idle, (std::map<uint8_t, int64_t>{{1, 30'000}, {2, 30'000}, {3, 90'000}}));
+}
 
 TEST_F(UseCountTest, AUseCountsForAllOfTheChainAndHalvesInADay) {
   EXPECT_EQ(Heat(kStart), (Heats{{1, 1}, {2, 1}, {3, 1}}));
