@@ -124,14 +124,17 @@ Plot HitsPlot(const CapacityOutcome& o) {
   plot.title = "Tokens hit by the size of the cache: " + o.what.log.name;
   plot.x = {"GB on the disk", o.curve.front().bytes / 1e9, o.curve.back().bytes / 1e9, true};
   plot.y = {"% of the prompts' tokens", 0, 100 * o.endless.hit_share(), false};
-  Series oldest{"the least recently used goes", {}, 1, "6 4", true};
-  Series score{"the least score goes, as in a store", {}, 0, "", true};
-  for (const CapacityPoint& p : o.curve) {
-    score.points.emplace_back(p.bytes / 1e9, 100 * p.score.hit_share());
-    oldest.points.emplace_back(p.bytes / 1e9, 100 * p.oldest.hit_share());
-    plot.y.high = std::max({plot.y.high, 100 * p.score.hit_share(), 100 * p.oldest.hit_share()});
+  static constexpr std::pair<int, const char*> kStyles[] = {
+      {1, "6 4"}, {2, "2 4"}, {3, "9 4"}, {5, "5 4"}, {0, ""}};
+  for (size_t i = 0; i < std::size(kPolicies); ++i) {
+    Series s{PolicyName(kPolicies[i]), {}, kStyles[i].first, kStyles[i].second, true};
+    if (kPolicies[i] == Eviction::kScore) s.name += ", as in a store";
+    for (const CapacityPoint& p : o.curve) {
+      s.points.emplace_back(p.bytes / 1e9, 100 * p.hits[i].hit_share());
+      plot.y.high = std::max(plot.y.high, s.points.back().second);
+    }
+    plot.series.push_back(std::move(s));
   }
-  plot.series = {std::move(score), std::move(oldest)};
   plot.marks = {
       {std::max(o.what.disk_bytes / 1e9, plot.x.low), "this disk: " + GigaBytes(o.what.disk_bytes)},
       {std::max(o.what.memory_bytes / 1e9, plot.x.low),
@@ -245,8 +248,11 @@ json CapacityFigures(const CapacityOutcome& o) {
          {"reuse_that_pays", reuse ? json(*reuse) : json()}});
   }
   for (const CapacityPoint& p : o.curve) {
-    out["replay"]["curve"].push_back(
-        {{"bytes", p.bytes}, {"score", p.score.hit_share()}, {"oldest", p.oldest.hit_share()}});
+    json point = {{"bytes", p.bytes}, {"score", p.of(Eviction::kScore).hit_share()}};
+    for (size_t i = 0; i < std::size(kPolicies); ++i) {
+      point["policies"][PolicyName(kPolicies[i])] = p.hits[i].hit_share();
+    }
+    out["replay"]["curve"].push_back(std::move(point));
   }
   return out;
 }

@@ -41,6 +41,10 @@ uint64_t Blocks(double bytes, double token_bytes, uint32_t block_tokens) {
 
 }  // namespace
 
+const CacheHits& CapacityPoint::of(Eviction policy) const {
+  return hits[static_cast<size_t>(std::ranges::find(kPolicies, policy) - std::begin(kPolicies))];
+}
+
 double CapacityOutcome::PrefillSeconds(double tokens) const {
   if (what.options.prefill_rate > 0) return tokens / what.options.prefill_rate;
   return gemm_flops > 0 ? what.model.PrefillFlops(static_cast<uint64_t>(tokens)) / gemm_flops : 0;
@@ -140,8 +144,9 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
     CapacityPoint point;
     point.bytes = all * std::pow(1000, double(i) / (points - 1) - 1);  // from a thousandth to all
     const uint64_t blocks = Blocks(point.bytes, on_disk, block);
-    point.score = ReplayRequests(plan.log, blocks, Eviction::kScore);
-    point.oldest = ReplayRequests(plan.log, blocks, Eviction::kLru);
+    for (const Eviction policy : kPolicies) {
+      point.hits.push_back(ReplayRequests(plan.log, blocks, policy));
+    }
     out.curve.push_back(point);
   }
   return out;

@@ -41,8 +41,9 @@ struct CapacityPlan {
 };
 
 struct CapacityPoint {
-  double bytes = 0;  // on the disk
-  CacheHits score, oldest;
+  double bytes = 0;             // on the disk
+  std::vector<CacheHits> hits;  // of kPolicies
+  const CacheHits& of(Eviction policy) const;
 };
 
 struct CapacityOutcome {

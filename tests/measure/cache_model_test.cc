@@ -116,11 +116,35 @@ TEST(CacheModelTest, IsTheSlowModel) {
     for (const size_t capacity : {1, 2, 3, 5, 9, 20}) {
       EXPECT_EQ(ReplayRequests(log, capacity, Eviction::kLru).hit_tokens, SlowHits(log, capacity))
           << "capacity " << capacity;
-      const CacheHits score = ReplayRequests(log, capacity, Eviction::kScore);
-      EXPECT_LE(score.peak_blocks, capacity);
-      EXPECT_LE(score.hit_tokens, ReplayRequests(log, 0, Eviction::kScore).hit_tokens);
+      for (const Eviction policy : kPolicies) {
+        const CacheHits hits = ReplayRequests(log, capacity, policy);
+        EXPECT_LE(hits.peak_blocks, capacity) << PolicyName(policy);
+        EXPECT_LE(hits.hit_tokens, ReplayRequests(log, 0, policy).hit_tokens) << PolicyName(policy);
+      }
     }
   }
+}
+
+// What is used often stays for LFU; GDSF lets it go once as much else came and went; LRU at once.
+TEST(CacheModelTest, CountsOfUsesByHand) {
+  const RequestLog log = Log({{1}, {1}, {2}, {3}, {1}, {4}, {5}, {6}, {1}});
+  EXPECT_EQ(ReplayRequests(log, 2, Eviction::kLru).requests_hit, 1u);
+  EXPECT_EQ(ReplayRequests(log, 2, Eviction::kGdsf).requests_hit, 2u);
+  EXPECT_EQ(ReplayRequests(log, 2, Eviction::kLfu).requests_hit, 3u);
+}
+
+// Blocks that are used once pass through S3-FIFO's small queue, beside one that was used again; and
+// one that comes back soon after it left is kept like that.
+TEST(CacheModelTest, S3FifoKeepsWhatIsUsedAgain) {
+  std::vector<std::vector<uint64_t>> prompts = {{1}, {1}, {1}, {2}};
+  for (uint64_t id = 3; id < 6; ++id) prompts.push_back({id});
+  prompts.push_back({2});  // remembered
+  for (uint64_t id = 10; id < 30; ++id) prompts.push_back({id});
+  prompts.push_back({1});
+  prompts.push_back({2});
+  const RequestLog log = Log(prompts);
+  EXPECT_EQ(ReplayRequests(log, 4, Eviction::kS3Fifo).requests_hit, 4u);
+  EXPECT_EQ(ReplayRequests(log, 4, Eviction::kLru).requests_hit, 3u);
 }
 
 TEST(CacheModelTest, ManyUsesOutweighOneThatIsNewer) {

@@ -12,7 +12,7 @@ namespace {
 RequestLog SmallLog() {
   ChatSpec spec;
   spec.hours = 0.5;
-  spec.requests_per_hour = 500;
+  spec.requests_per_hour = 300;
   spec.median_tokens = 2000;
   return ChatRequests(spec, 512);
 }
