@@ -12,9 +12,9 @@ namespace {
 constexpr uint32_t kRetryAfterMs = 500;
 
 constexpr std::array<std::string_view, kMemoryKinds> kMemoryKindNames = {
-    "host_tier",   "tables",        "sessions", "summaries", "indexes", "keys",
-    "shared_sets", "gathered_rows", "scratch",  "reads",     "puts",    "ingest",
-    "messages",    "regions",       "catalog",  "reserve"};
+    "host_tier", "tables",      "sessions",      "own_tokens", "summaries", "indexes",
+    "keys",      "shared_sets", "gathered_rows", "scratch",    "reads",     "puts",
+    "ingest",    "messages",    "regions",       "catalog",    "reserve"};
 
 std::string SizeText(uint64_t bytes) {
   return bytes < (10u << 20) ? std::to_string((bytes + 1023) >> 10) + " KiB"

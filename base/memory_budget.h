@@ -29,6 +29,7 @@ enum class MemoryKind : uint8_t {
   kHostTier,      // pages, with what finds them
   kTables,        // checksums, token ids and row orders of open segments
   kSessions,      // plans and ledgers
+  kOwnTokens,     // rows that sessions appended
   kSummaries,     // of estimators, with feature maps, clusters and features of tokens
   kIndexes,       // codes and lists
   kKeys,          // exact keys and anchors of attached prefixes
@@ -43,7 +44,7 @@ enum class MemoryKind : uint8_t {
   kCatalog,       // the database
   kReserve,       // the program itself, and the slack of its allocator
 };
-inline constexpr size_t kMemoryKinds = 16;
+inline constexpr size_t kMemoryKinds = 17;
 std::string_view MemoryKindName(MemoryKind kind);  // "host_tier"
 
 class MemoryBudget;

@@ -84,9 +84,10 @@ Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, s
   return heads;
 }
 
-Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
-                               uint32_t n, std::span<const float> q, std::span<const float> y,
-                               std::span<const float> lse) {
+namespace {
+
+// Resolves heads of a layer that prefixd attends over.
+Result<HeadRange> AttendedHeads(const KvGeometry& geometry, uint32_t layer, HeadRange heads) {
   PREFIXD_TRY(CheckLayer(geometry, layer));
   if (geometry.layers[layer].sliding_window > 0) {
     return Error{Code::kFailedPrecondition,
@@ -94,7 +95,15 @@ Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadR
                      std::to_string(geometry.layers[layer].sliding_window) +
                      " tokens: its attention is the engine's own"};
   }
-  PREFIXD_ASSIGN(heads, ResolveHeads(geometry, layer, heads));
+  return ResolveHeads(geometry, layer, heads);
+}
+
+}  // namespace
+
+Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
+                               uint32_t n, std::span<const float> q, std::span<const float> y,
+                               std::span<const float> lse) {
+  PREFIXD_ASSIGN(heads, AttendedHeads(geometry, layer, heads));
   const LayerShape shape = geometry.layer(layer);
   const size_t per_query = size_t{heads.n} * shape.group_size();
   PREFIXD_TRY(CheckSize("q", q.size(), n * per_query * shape.key_dim));
@@ -110,6 +119,25 @@ Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadR
     }
   }
   return heads;
+}
+
+Result<HeadRange> CheckOwnRows(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
+                               uint32_t n, size_t k_bytes, size_t v_bytes) {
+  PREFIXD_ASSIGN(heads, AttendedHeads(geometry, layer, heads));
+  const RowShape row = geometry.row(layer);
+  PREFIXD_TRY(CheckPutSize("k", k_bytes, size_t{n} * heads.n * row.key_bytes()));
+  PREFIXD_TRY(CheckPutSize("v", v_bytes, size_t{n} * heads.n * row.value_bytes()));
+  return heads;
+}
+
+Status CheckOwnBlock(uint32_t layer, uint32_t kv_head, uint32_t own, uint32_t n,
+                     uint32_t own_after) {
+  if (own == 0) return {};  // the block attends to the prefix alone
+  if (uint64_t{n} + own_after <= own) return {};
+  return InvalidArgument(
+      "KV head " + std::to_string(kv_head) + " of layer " + std::to_string(layer) + " has " +
+      std::to_string(own) + " own tokens, and the queries are of " + std::to_string(n) + " with " +
+      std::to_string(own_after) + " behind them: append the rows of a block before it attends");
 }
 
 Error PutEnded() {

@@ -18,7 +18,8 @@ RemoteSession::~RemoteSession() {
 
 Result<Place> RemoteSession::Find() const {
   PREFIXD_TRY(CheckOpen());
-  if (Place at = place_.last(); at.connection->alive()) return at;
+  PREFIXD_ASSIGN(auto live, place_.Live());
+  if (live) return *std::move(live);
   return place_.Find(info_, policy(), call_timeout_ms_);
 }
 
@@ -35,32 +36,6 @@ Status RemoteSession::Step(uint32_t layer, HeadRange heads, std::span<const floa
   StepRequest request{this, layer, q, y, lse, info, {}, heads};
   RemoteStepBatch(link(), {&request, 1});
   return std::move(request.status);
-}
-
-Status RemoteSession::AttendExact(uint32_t layer, HeadRange heads, uint32_t n,
-                                  std::span<const float> q, std::span<float> y,
-                                  std::span<float> lse) {
-  const CallScope scope(Limits());
-  PREFIXD_TRY(CheckOpen());
-  const KvGeometry& g = info_.geometry;
-  PREFIXD_ASSIGN(heads, CheckQueries(g, layer, heads, n, q, y, lse));
-  const LayerShape shape = g.layer(layer);
-  const size_t per_query = size_t{heads.n} * shape.group_size();
-  const size_t q_token = per_query * shape.key_dim, y_token = per_query * shape.value_dim;
-  const auto run = static_cast<uint32_t>(
-      std::min<size_t>(PerMessage((q_token + y_token + per_query) * sizeof(float)), UINT32_MAX));
-  for (uint32_t done = 0; done < n;) {
-    const uint32_t m = std::min(run, n - done);
-    PREFIXD_ASSIGN(
-        auto reply,
-        Do(MessageType::kAttendExact,
-           {{"layer", layer}, {"first_head", heads.first}, {"n_heads", heads.n}, {"n", m}},
-           {wire::BytesOf(q.subspan(done * q_token, m * q_token))},
-           {wire::WritableBytesOf(y.subspan(done * y_token, m * y_token)),
-            wire::WritableBytesOf(lse.subspan(done * per_query, m * per_query))}));
-    done += m;
-  }
-  return {};
 }
 
 Result<Selection> RemoteSession::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,

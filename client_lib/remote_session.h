@@ -49,8 +49,19 @@ class RemoteSession final : public Session {
 
   Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
               std::span<float> lse, StepInfo* info) override;
-  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
-                     std::span<float> y, std::span<float> lse) override;
+
+  // These are defined in remote_session_own.cc.
+  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uint32_t own_after,
+                     std::span<const float> q, std::span<float> y, std::span<float> lse) override;
+  Status Append(uint32_t layer, HeadRange heads, uint32_t n, std::span<const std::byte> k,
+                std::span<const std::byte> v) override;
+  Status StepAppend(uint32_t layer, HeadRange heads, std::span<const float> q,
+                    std::span<const std::byte> k, std::span<const std::byte> v, std::span<float> y,
+                    std::span<float> lse, StepInfo* info) override;
+  Status Truncate(uint32_t n) override;
+  Result<std::shared_ptr<Session>> Fork() override;
+  // A step over this connection appended an own token.
+  void KeptAt(const Connection& connection) { place_.KeepOwn(connection); }
 
   // These are defined in remote_session_reads.cc.
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
@@ -76,7 +87,8 @@ class RemoteSession final : public Session {
 
   Status CheckOpen() const { return open_ ? Status() : SessionDetached(info_.id); }
   // Runs `call(place)`, and again when the daemon went away meanwhile, as Link::Run does: no call
-  // of a session changes what is stored, so that each may run twice.
+  // of a session changes what is stored, and its own tokens end with a connection, so that each may
+  // run twice.
   template <typename Call>
   Result<Connection::Reply> Over(const Call& call) const {
     for (int tries = 1;; ++tries) {

@@ -56,6 +56,9 @@ void RemoteStepBatch(const Link& link, std::span<StepRequest> requests) {
     bool away = false;
     for (const RemoteStep& step : steps) {
       const Status& status = step.request->status;
+      if (status.ok() && step.request->append) {
+        static_cast<RemoteSession*>(step.request->session)->KeptAt(*step.connection);
+      }
       if (status.ok() || tries >= most_tries) continue;
       const bool gone = link.MayRepeat(*step.connection, status.error());
       const bool beside = status.error().code == Code::kCancelled && step.limits.Check().ok();

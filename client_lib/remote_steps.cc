@@ -33,6 +33,11 @@ void SendMessage(Connection& connection, std::span<const RemoteStep> steps) {
                     {"n_heads", r.heads.n},
                     {"info", r.info != nullptr}});
     call.in.push_back(wire::BytesOf(r.q));
+    if (r.append) {
+      sent.back()["append"] = true;
+      call.in.push_back(r.k);
+      call.in.push_back(r.v);
+    }
     call.out.push_back(wire::WritableBytesOf(r.y));
     call.out.push_back(wire::WritableBytesOf(r.lse));
   }
@@ -87,7 +92,10 @@ wire::StepEntry EntryOf(const RemoteStep& step) {
           size(r.y),
           size(r.lse),
           std::max<uint32_t>(info, kRoomForErrors),
-          r.heads};
+          r.heads,
+          r.append,
+          r.append ? size(r.k) : 0,
+          r.append ? size(r.v) : 0};
 }
 
 std::span<std::byte> Part(std::span<std::byte> slot, uint64_t at, uint64_t bytes) {
@@ -103,9 +111,16 @@ void WriteRequest(std::span<const RemoteStep> steps, wire::StepHeader header,
     wire::EncodeStepEntry(
         entry, Part(slot, wire::kStepHeaderBytes + i * wire::kStepEntryBytes, wire::kStepEntryBytes)
                    .first<wire::kStepEntryBytes>());
-    const auto q = wire::BytesOf(steps[i].request->q);
-    const auto place = Part(slot, layout.Add(entry).q, q.size());
-    if (!q.empty()) std::memcpy(place.data(), q.data(), q.size());
+    const StepRequest& r = *steps[i].request;
+    const auto places = layout.Add(entry);
+    const auto copy = [&](uint64_t at, std::span<const std::byte> tensor) {
+      const auto place = Part(slot, at, tensor.size());
+      if (!tensor.empty()) std::memcpy(place.data(), tensor.data(), tensor.size());
+    };
+    copy(places.q, wire::BytesOf(r.q));
+    if (!r.append) continue;
+    copy(places.k, r.k);
+    copy(places.v, r.v);
   }
   header.bytes = static_cast<uint32_t>(layout.request_bytes());
   wire::EncodeStepHeader(header, slot.first<wire::kStepHeaderBytes>());
@@ -189,8 +204,8 @@ void SendSteps(std::span<RemoteStep> steps) {
     while (end < steps.size() && end - begin < wire::kMaxStepsPerMessage &&
            steps[end].connection == connection) {
       const StepRequest& r = *steps[end].request;
-      const uint64_t add =
-          r.q.size_bytes() + r.y.size_bytes() + r.lse.size_bytes() + 3 * wire::kTensorAlignment;
+      const uint64_t add = r.q.size_bytes() + r.y.size_bytes() + r.lse.size_bytes() +
+                           (r.append ? r.k.size() + r.v.size() : 0) + 5 * wire::kTensorAlignment;
       if (end > begin && bytes + add > connection->chunk_bytes()) break;
       bytes += add;
       ++end;

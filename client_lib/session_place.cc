@@ -17,6 +17,13 @@ Error CannotGoOn(const std::string& why) {
   return {Code::kUnavailable, "the daemon was away and this session cannot go on: " + why};
 }
 
+Error OwnTokensLost() {
+  return CannotGoOn(
+      "its own tokens ended with the connection; attach again and append them, or Truncate(0) to "
+      "go "
+      "on without them");
+}
+
 }  // namespace
 
 Result<Attached> AttachOver(std::shared_ptr<Connection> connection, const AttachSpec& spec) {
@@ -27,13 +34,18 @@ Result<Attached> AttachOver(std::shared_ptr<Connection> connection, const Attach
   }
   PREFIXD_ASSIGN(auto reply, connection->Do(std::move(call)));
   Attached attached;
-  PREFIXD_ASSIGN(attached.place.session, Field<uint64_t>(reply.control, "session"));
-  PREFIXD_ASSIGN(attached.info,
-                 FromJson<SessionInfo>(reply.control.value("info", wire::Json::object()), "info"));
-  PREFIXD_TRY(attached.info.geometry.Validate());
-  PREFIXD_ASSIGN(attached.policy, Field<StepPolicy>(reply.control, "policy"));
+  PREFIXD_TRY(ReadAttached(reply.control, attached));
   attached.place.connection = std::move(connection);
   return attached;
+}
+
+Status ReadAttached(const wire::Json& reply, Attached& attached) {
+  PREFIXD_ASSIGN(attached.place.session, Field<uint64_t>(reply, "session"));
+  PREFIXD_ASSIGN(attached.info,
+                 FromJson<SessionInfo>(reply.value("info", wire::Json::object()), "info"));
+  PREFIXD_TRY(attached.info.geometry.Validate());
+  PREFIXD_ASSIGN(attached.policy, Field<StepPolicy>(reply, "policy"));
+  return {};
 }
 
 Connection::Call SessionCall(MessageType type, const Place& at) {
@@ -45,15 +57,43 @@ Place SessionPlace::last() const {
   return at_;
 }
 
+Result<std::optional<Place>> SessionPlace::Live() const {
+  std::lock_guard lock(mutex_);
+  if (LostOwn()) return OwnTokensLost();
+  return at_.connection->alive() ? std::optional(at_) : std::nullopt;
+}
+
+void SessionPlace::KeepOwn(const Connection& connection) {
+  std::lock_guard lock(mutex_);
+  (at_.connection.get() == &connection ? own_ : lost_) = true;
+}
+
+bool SessionPlace::has_own() const {
+  std::lock_guard lock(mutex_);
+  return own_ || lost_;
+}
+
+bool SessionPlace::lost_own() const {
+  std::lock_guard lock(mutex_);
+  return LostOwn();
+}
+
+void SessionPlace::ForgetOwn() {
+  std::lock_guard lock(mutex_);
+  own_ = lost_ = false;
+}
+
 Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& policy,
                                  uint32_t call_timeout_ms) {
-  if (Place at = last(); at.connection->alive()) return at;
+  PREFIXD_ASSIGN(auto live, Live());
+  if (live) return *std::move(live);
   if (!link_->reconnects()) {
     return Error{Code::kUnavailable, "the connection of session " + std::to_string(info.id) +
                                          " is broken; attach again"};
   }
   std::lock_guard attaching(attaching_);
-  if (Place at = last(); at.connection->alive()) return at;
+  PREFIXD_ASSIGN(live, Live());
+  if (live) return *std::move(live);
   AttachSpec spec;
   spec.model = info.model;
   spec.tenant = info.tenant;
@@ -73,7 +113,10 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
     return CannotGoOn("prefix " + info.prefix + " is another one now");
   }
   std::lock_guard lock(mutex_);
+  lost_ = lost_ || own_;  // a call over the last connection has appended meanwhile
+  own_ = false;
   at_ = again->place;
+  if (lost_) return OwnTokensLost();
   return at_;
 }
 

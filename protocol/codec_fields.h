@@ -187,6 +187,7 @@ void Describe(V& v, Is<MissingMass> auto& s) {
 template <class V>
 void Describe(V& v, Is<SessionReport> auto& s) {
   v("info", s.info), v("total", s.total), v("per_head", s.per_head);
+  v("own_tokens", s.own_tokens);
 }
 template <class V>
 void Describe(V& v, Is<HeadChoice> auto& s) {

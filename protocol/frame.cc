@@ -77,6 +77,12 @@ std::string_view MessageName(MessageType type) {
       return "read_layer";
     case MessageType::kReadTokens:
       return "read_tokens";
+    case MessageType::kAppend:
+      return "append";
+    case MessageType::kTruncate:
+      return "truncate";
+    case MessageType::kFork:
+      return "fork";
     case MessageType::kListModels:
       return "list_models";
     case MessageType::kListPrefixes:

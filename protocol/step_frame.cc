@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "tensors travel as the
 static_assert(static_cast<uint32_t>(Code::kInternal) == 11,
               "codes travel by their place: raise kStepFrameVersion, mend docs/protocol.md");
 
-constexpr uint32_t kInfoWanted = 1;
+constexpr uint32_t kInfoWanted = 1, kAppends = 2;
 constexpr uint32_t kCodes = static_cast<uint32_t>(Code::kInternal) + 1;
 
 constexpr uint64_t Aligned(uint64_t n) {
@@ -76,6 +76,8 @@ StepLayout::Places StepLayout::Add(const StepEntry& entry) {
   };
   Places places;
   places.q = take(&request_, uint64_t{entry.q_size} * sizeof(float));
+  places.k = take(&request_, entry.k_bytes);
+  places.v = take(&request_, entry.v_bytes);
   places.y = take(&answer_, uint64_t{entry.y_size} * sizeof(float));
   places.lse = take(&answer_, uint64_t{entry.lse_size} * sizeof(float));
   places.tail = take(&answer_, entry.tail_bytes);
@@ -95,13 +97,15 @@ void EncodeStepHeader(const StepHeader& header, std::span<std::byte, kStepHeader
 void EncodeStepEntry(const StepEntry& entry, std::span<std::byte, kStepEntryBytes> at) {
   StoreRaw(&at[0], entry.session);
   StoreRaw(&at[8], entry.layer);
-  StoreRaw(&at[12], entry.info ? kInfoWanted : 0u);
+  StoreRaw(&at[12], (entry.info ? kInfoWanted : 0u) | (entry.append ? kAppends : 0u));
   StoreRaw(&at[16], entry.q_size);
   StoreRaw(&at[20], entry.y_size);
   StoreRaw(&at[24], entry.lse_size);
   StoreRaw(&at[28], entry.tail_bytes);
   StoreRaw(&at[32], entry.heads.first);
   StoreRaw(&at[36], entry.heads.n);
+  StoreRaw(&at[40], entry.k_bytes);
+  StoreRaw(&at[44], entry.v_bytes);
 }
 
 Result<StepHeader> DecodeStepHeader(std::span<const std::byte, kStepHeaderBytes> bytes,
@@ -139,13 +143,21 @@ Status DecodeStepEntries(std::span<const std::byte> request, const StepHeader& h
     e.session = LoadRaw<uint64_t>(at);
     e.layer = LoadRaw<uint32_t>(at + 8);
     const auto flags = LoadRaw<uint32_t>(at + 12);
-    if ((flags & ~kInfoWanted) != 0) return InvalidArgument("a step with unknown flags");
-    e.info = flags != 0;
+    if ((flags & ~(kInfoWanted | kAppends)) != 0) {
+      return InvalidArgument("a step with unknown flags");
+    }
+    e.info = (flags & kInfoWanted) != 0;
+    e.append = (flags & kAppends) != 0;
     e.q_size = LoadRaw<uint32_t>(at + 16);
     e.y_size = LoadRaw<uint32_t>(at + 20);
     e.lse_size = LoadRaw<uint32_t>(at + 24);
     e.tail_bytes = LoadRaw<uint32_t>(at + 28);
     e.heads = {LoadRaw<uint32_t>(at + 32), LoadRaw<uint32_t>(at + 36)};
+    e.k_bytes = LoadRaw<uint32_t>(at + 40);
+    e.v_bytes = LoadRaw<uint32_t>(at + 44);
+    if (!e.append && (e.k_bytes != 0 || e.v_bytes != 0)) {
+      return InvalidArgument("a step that brings a row and does not append it");
+    }
     layout.Add(e);
   }
   if (layout.request_bytes() != header.bytes || layout.answer_bytes() > slot_bytes) {

@@ -17,10 +17,10 @@
 namespace prefixd::wire {
 
 // Raise it when anything below changes, or the members of Ledger.
-inline constexpr uint32_t kStepFrameVersion = 1;
+inline constexpr uint32_t kStepFrameVersion = 2;
 inline constexpr uint32_t kMaxStepsPerFrame = 256;
 inline constexpr size_t kStepHeaderBytes = 32;
-inline constexpr size_t kStepEntryBytes = 40;
+inline constexpr size_t kStepEntryBytes = 48;
 inline constexpr size_t kStepResultBytes = 16;
 
 struct StepHeader {
@@ -38,6 +38,8 @@ struct StepEntry {
   uint32_t q_size = 0, y_size = 0, lse_size = 0;  // floats
   uint32_t tail_bytes = 0;  // room for the StepInfo, or for an error's message
   HeadRange heads;
+  bool append = false;                // appends an own token first
+  uint32_t k_bytes = 0, v_bytes = 0;  // of its row; 0 unless it appends
   bool operator==(const StepEntry&) const = default;
 };
 
@@ -46,7 +48,7 @@ struct StepEntry {
 class StepLayout {
  public:
   struct Places {
-    uint64_t q = 0;                     // in the request
+    uint64_t q = 0, k = 0, v = 0;       // in the request
     uint64_t y = 0, lse = 0, tail = 0;  // in the answer
   };
   explicit StepLayout(uint32_t n_steps);

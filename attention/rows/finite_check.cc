@@ -1,6 +1,8 @@
 #include "attention/rows/finite_check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -22,7 +24,34 @@ Error BadElement(std::string_view tensor, std::string_view unit, size_t row, siz
       (std::isnan(value) ? "NaN" : "infinity") + " at element " + std::to_string(element));
 }
 
+// NaN and Inf have all exponent bits set, so the largest exponent field decides. This loop touches
+// the caller's memory first, mostly far from this core, so it prefetches the next block while it
+// checks one: the hardware's prefetching ends with every page.
+template <typename Bits>
+bool ExponentsBelow(Bits exponent, const std::byte* bytes, size_t n) {
+  constexpr size_t kBlockBytes = 2048, kLineBytes = 64, kItems = kBlockBytes / sizeof(Bits);
+  Bits largest = 0;
+  for (size_t begin = 0; begin < n; begin += kItems) {
+    const std::byte* block = bytes + begin * sizeof(Bits);
+    const size_t size = std::min(kItems, n - begin);
+    for (size_t at = 0; at < size * sizeof(Bits); at += kLineBytes) {
+      __builtin_prefetch(block + kBlockBytes + at);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      Bits bits;
+      std::memcpy(&bits, block + i * sizeof(Bits), sizeof(Bits));
+      largest = std::max(largest, static_cast<Bits>(bits & exponent));
+    }
+  }
+  return largest < exponent;
+}
+
 }  // namespace
+
+bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
+  if (dtype == DType::kF32) return ExponentsBelow<int32_t>(0x7f800000, bytes, n);
+  return ExponentsBelow<int16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, bytes, n);
+}
 
 Status CheckQueries(std::span<const float> queries, size_t n, uint32_t key_dim) {
   for (size_t g = 0; g < n; ++g) {

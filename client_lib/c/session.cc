@@ -203,6 +203,48 @@ pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q
   });
 }
 
+pfx_code pfx_session_append(pfx_session* session, uint32_t layer, uint32_t first_head,
+                            uint32_t n_heads, uint32_t n, const void* k, size_t k_bytes,
+                            const void* v, size_t v_bytes) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_TRY(CheckPointers({{k, k_bytes}, {v, v_bytes}}));
+    return session->session->Append(layer, {first_head, n_heads}, n, Bytes(k, k_bytes),
+                                    Bytes(v, v_bytes));
+  });
+}
+
+pfx_code pfx_step_append(pfx_session* session, uint32_t layer, uint32_t first_head,
+                         uint32_t n_heads, const float* q, size_t q_count, const void* k,
+                         size_t k_bytes, const void* v, size_t v_bytes, float* y, size_t y_count,
+                         float* lse, size_t lse_count) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_TRY(
+        CheckPointers({{q, q_count}, {k, k_bytes}, {v, v_bytes}, {y, y_count}, {lse, lse_count}}));
+    return session->session->StepAppend(layer, {first_head, n_heads}, {q, q_count},
+                                        Bytes(k, k_bytes), Bytes(v, v_bytes), {y, y_count},
+                                        {lse, lse_count}, nullptr);
+  });
+}
+
+pfx_code pfx_session_truncate(pfx_session* session, uint32_t n) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    return session->session->Truncate(n);
+  });
+}
+
+pfx_code pfx_session_fork(pfx_session* session, pfx_session** fork) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    if (fork == nullptr) return Null("fork");
+    PREFIXD_ASSIGN(auto forked, session->session->Fork());
+    *fork = new pfx_session{session->client, std::move(forked)};
+    return {};
+  });
+}
+
 pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
                         size_t request_size) {
   return Guard([&]() -> Status {

@@ -134,6 +134,12 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return ReadLayer(request, response);
     case MessageType::kReadTokens:
       return ReadTokens(request, response);
+    case MessageType::kAppend:
+      return Append(request);
+    case MessageType::kTruncate:
+      return Truncate(request);
+    case MessageType::kFork:
+      return Fork(request);
     case MessageType::kSelect:
       return Select(request, response);
     case MessageType::kSummary:

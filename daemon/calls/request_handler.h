@@ -207,11 +207,16 @@ class RequestHandler {
   Result<wire::Json> ReadRange(const Request& request, Response* response);
   Result<wire::Json> ReadLayer(const Request& request, Response* response);
   Result<wire::Json> ReadTokens(const Request& request, Response* response);
+  Result<wire::Json> Append(const Request& request);
+  Result<wire::Json> Truncate(const Request& request);
+  Result<wire::Json> Fork(const Request& request);
   Result<wire::Json> Select(const Request& request, Response* response);
   Result<wire::Json> Summary(const Request& request, Response* response);
   Result<wire::Json> SetPolicy(const Request& request);
   Result<wire::Json> Report(const Request& request);
   Result<wire::Json> Detach(const Request& request);
+  // Makes a session one of this connection's; returns its handle and what a client must know of it.
+  wire::Json Keep(std::shared_ptr<Session> session, Slots::Slot slot);
   Result<std::shared_ptr<Session>> FindSession(const wire::Json& control) const;
   std::shared_ptr<Session> SessionOf(uint64_t handle) const;  // null: there is none
   // Detaches it, and keeps what it read.

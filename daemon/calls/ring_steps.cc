@@ -83,7 +83,10 @@ Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepS
                        answers.subspan(at + e.y_size, e.lse_size),
                        e.info || slow ? &s.infos[i] : nullptr,
                        {},
-                       e.heads});
+                       e.heads,
+                       e.append,
+                       std::span<const std::byte>(s.request).subspan(places.k, e.k_bytes),
+                       std::span<const std::byte>(s.request).subspan(places.v, e.v_bytes)});
     at += size_t{e.y_size} + e.lse_size;
   }
   const auto begun = Clock::now();

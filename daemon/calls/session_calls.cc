@@ -67,6 +67,10 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   const auto begun = Clock::now();
   PREFIXD_ASSIGN(auto session, store_.Attach(spec));
   Took(Timed::kAttach, begun);
+  return Keep(std::move(session), std::move(slot));
+}
+
+Json RequestHandler::Keep(std::shared_ptr<Session> session, Slots::Slot slot) {
   const uint64_t watched = limits_.watch != nullptr ? limits_.watch->Attached(session) : 0;
   const uint64_t handle = next_handle_++;
   Json reply = {{"session", handle},
@@ -75,6 +79,35 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   std::lock_guard lock(sessions_mutex_);
   sessions_.emplace(handle, Attached{std::move(session), std::move(slot), watched});
   return reply;
+}
+
+Result<Json> RequestHandler::Fork(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  Slots::Slot slot;
+  if (limits_.session_slots) {
+    PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
+  }
+  PREFIXD_ASSIGN(auto fork, session->Fork());
+  return Keep(std::move(fork), std::move(slot));
+}
+
+Result<Json> RequestHandler::Append(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(request.control, "append"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto k, in.Bytes(0));
+  PREFIXD_ASSIGN(const auto v, in.Bytes(1));
+  PREFIXD_TRY(session->Append(layer, heads, n, k, v));
+  return Json::object();
+}
+
+Result<Json> RequestHandler::Truncate(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  PREFIXD_TRY(session->Truncate(n));
+  return Json::object();
 }
 
 // Runs the steps of several sessions and layers in one message. Each has its own outcome; a
@@ -89,16 +122,27 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   const size_t n = steps->size();
-  if (in.tensors.size() != n || out.extents.size() != 2 * n) {
-    return InvalidArgument("a step message needs one input (q) and two outputs (y, lse) per step");
+  // An absent field is false; one that is no bool makes the step fail below.
+  const auto appends = [&](size_t i) {
+    return (*steps)[i].is_object() && (*steps)[i].contains("append") &&
+           (*steps)[i]["append"] == Json(true);
+  };
+  size_t inputs = n;
+  for (size_t i = 0; i < n; ++i) inputs += appends(i) ? 2 : 0;
+  if (in.tensors.size() != inputs || out.extents.size() != 2 * n) {
+    return InvalidArgument(
+        "a step message needs one input (q) and two outputs (y, lse) per step, "
+        "and two more inputs (k, v) for each step that appends");
   }
   std::vector<std::vector<float>> queries(n);
   std::vector<StepInfo> infos(n);
   std::vector<Status> statuses(n);
   std::vector<StepRequest> runnable;
   std::vector<size_t> index;
-  for (size_t i = 0; i < n; ++i) {
+  for (size_t i = 0, next = 0; i < n; ++i) {
     const Json& step = (*steps)[i];
+    const size_t first = next;  // its first input
+    next += appends(i) ? 3 : 1;
     auto session = step.is_object() ? FindSession(step) : InvalidArgument("a step is no map");
     if (!session.ok()) {
       statuses[i] = session.error();
@@ -106,10 +150,15 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
     }
     PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(step, "layer"));
     PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(step, "step"));
-    PREFIXD_ASSIGN(queries[i], in.Elements<float>(i));
+    PREFIXD_ASSIGN(queries[i], in.Elements<float>(first));
     PREFIXD_ASSIGN(const auto y, out.Floats(2 * i));
     PREFIXD_ASSIGN(const auto lse, out.Floats(2 * i + 1));
     runnable.push_back({session->get(), layer, queries[i], y, lse, &infos[i], {}, heads});
+    if (appends(i)) {
+      runnable.back().append = true;
+      PREFIXD_ASSIGN(runnable.back().k, in.Bytes(first + 1));
+      PREFIXD_ASSIGN(runnable.back().v, in.Bytes(first + 2));
+    }
     index.push_back(i);
   }
   const auto begun = Clock::now();
@@ -139,12 +188,16 @@ Result<Json> RequestHandler::AttendExact(const Request& request, Response* respo
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto heads, FromJson<HeadRange>(request.control, "attend_exact"));
   PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  uint32_t own_after = 0;  // a client that knows of no own tokens does not name it
+  if (request.control.contains("own_after")) {
+    PREFIXD_ASSIGN(own_after, Field<uint32_t>(request.control, "own_after"));
+  }
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
   PREFIXD_ASSIGN(const auto y, out.Floats(0));
   PREFIXD_ASSIGN(const auto lse, out.Floats(1));
-  PREFIXD_TRY(session->AttendExact(layer, heads, n, q, y, lse));
+  PREFIXD_TRY(session->AttendExact(layer, heads, n, own_after, q, y, lse));
   HandOver(request, std::move(out), response);
   return Json::object();
 }

@@ -347,6 +347,30 @@ PFX_API pfx_code pfx_session_set_policy(pfx_session* session, const char* policy
 PFX_API pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q_count,
                           float* y, size_t y_count, float* lse, size_t lse_count);
 
+/* Own tokens: what was asked and generated behind the prefix. A session takes their rows, so that
+ * the engine need not keep them; they lie in memory, belong to the session alone and end with it.
+ * Each KV head takes them in order. For KV heads [first_head, first_head + n_heads) of a layer
+ * (n_heads 0: to the last): k: [n][n_heads][key_dim] after RoPE, v: [n][n_heads][value_dim], in the
+ * model's dtype, sizes in bytes. PFX_RESOURCE_EXHAUSTED without memory; a refused call has changed
+ * nothing (over a connection a block of several messages may have been appended up to the refused
+ * one). */
+PFX_API pfx_code pfx_session_append(pfx_session* session, uint32_t layer, uint32_t first_head,
+                                    uint32_t n_heads, uint32_t n, const void* k, size_t k_bytes,
+                                    const void* v, size_t v_bytes);
+/* Decodes one token of a layer: appends its row and attends, over the prefix as pfx_step does and
+ * exactly over all own tokens, the appended one included. q, y and lse as in pfx_step, of the query
+ * heads of these KV heads. A call that fails has appended nothing and may be repeated; after
+ * PFX_UNAVAILABLE the own tokens may be lost, which the message says. */
+PFX_API pfx_code pfx_step_append(pfx_session* session, uint32_t layer, uint32_t first_head,
+                                 uint32_t n_heads, const float* q, size_t q_count, const void* k,
+                                 size_t k_bytes, const void* v, size_t v_bytes, float* y,
+                                 size_t y_count, float* lse, size_t lse_count);
+/* Keeps the first n own tokens of every head; a head with no more keeps all of its. */
+PFX_API pfx_code pfx_session_truncate(pfx_session* session, uint32_t n);
+/* Attaches another session to the same prefix, with the policy and the own tokens of this one; both
+ * go on apart. Free it as any other. */
+PFX_API pfx_code pfx_session_fork(pfx_session* session, pfx_session** fork);
+
 /* One layer step of one session, in a batch of several sessions of one client. */
 typedef struct pfx_step_request {
   pfx_session* session;

@@ -47,7 +47,19 @@ struct RowsInPlace {
   std::shared_ptr<const void> hold;
 };
 
-// Thread-safety: steps of one session may run concurrently (different layers or batches).
+// Attends over a stored prefix and, where the decoder appends them, over the session's *own
+// tokens*: what was asked and generated behind the prefix. Each KV head of a layer takes own tokens
+// in their order and counts its own: a call appends behind the last one of each head that it names.
+// While the decoder computes a token the layers that it has passed have one more than the others.
+//
+// Own tokens lie in memory (kind own_tokens of the store's budget) until the session ends, and
+// belong to it alone: no other session sees them and nothing is stored. Over a connection they end
+// with it: after that the session fails with kUnavailable, because it would answer without them,
+// until Truncate(0).
+//
+// Thread-safety: steps of one session may run concurrently (different layers or batches). Calls
+// that append to one head, and Truncate beside any that appends, are made one after the other;
+// kFailedPrecondition otherwise.
 class Session {
  public:
   virtual ~Session() = default;
@@ -59,8 +71,9 @@ class Session {
   // Computes attention of one decode step over the stored prefix (docs/mathematics.md), for some KV
   // heads of a layer and the h = heads.n * group_size() query heads of their groups:
   //   q: [h][key_dim] float32, after RoPE -> y: [h][value_dim], lse: [h] (natural log).
-  // The decoder merges (y, lse) with the state of its own tokens: MergeStates. A head's answer, and
-  // what it is charged, do not depend on which other heads step with it.
+  // The decoder merges (y, lse) with the state of its own tokens: MergeStates; those that the
+  // session has are not attended to. A head's answer, and what it is charged, do not depend on
+  // which other heads step with it.
   virtual Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
                       std::span<float> lse, StepInfo* info) = 0;
   // Does the same for all heads.
@@ -70,12 +83,51 @@ class Session {
   }
   // Computes exact attention of a block of queries (the new question) in one pass over the prefix:
   //   q: [n][h][key_dim] -> y: [n][h][value_dim], lse: [n][h], with h query heads as in Step.
-  virtual Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
-                             std::span<float> y, std::span<float> lse) = 0;
+  // Where these heads have own tokens, the queries are those of own tokens behind which `own_after`
+  // others follow (0: of the last n), and each attends to the own tokens up to its own as well:
+  // Append the block's rows first. kInvalidArgument when a head has fewer own tokens than n +
+  // own_after.
+  virtual Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uint32_t own_after,
+                             std::span<const float> q, std::span<float> y,
+                             std::span<float> lse) = 0;
+  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
+                     std::span<float> y, std::span<float> lse) {
+    return AttendExact(layer, heads, n, 0, q, y, lse);
+  }
   Status AttendExact(uint32_t layer, uint32_t n, std::span<const float> q, std::span<float> y,
                      std::span<float> lse) {
-    return AttendExact(layer, HeadRange{}, n, q, y, lse);
+    return AttendExact(layer, HeadRange{}, n, 0, q, y, lse);
   }
+
+  // Appends n own tokens to some KV heads of a layer, in order:
+  //   k: [n][heads.n][key_dim], v: [n][heads.n][value_dim], in the geometry's dtype, keys after
+  //   RoPE.
+  // Borrowed for the call. kInvalidArgument: sizes, NaN or Inf; kResourceExhausted: no memory. A
+  // refused call has changed nothing; a remote one that takes several messages may have appended
+  // the tokens before the refused message, and Truncate goes back.
+  virtual Status Append(uint32_t layer, HeadRange heads, uint32_t n, std::span<const std::byte> k,
+                        std::span<const std::byte> v) = 0;
+  Status Append(uint32_t layer, uint32_t n, std::span<const std::byte> k,
+                std::span<const std::byte> v) {
+    return Append(layer, HeadRange{}, n, k, v);
+  }
+  // Decodes one token of a layer: appends its row, as Append does, and attends with its queries
+  // over the prefix, as Step does, and exactly over all own tokens, the appended one included; q, y
+  // and lse as in Step. A call that fails has appended nothing and may be repeated.
+  virtual Status StepAppend(uint32_t layer, HeadRange heads, std::span<const float> q,
+                            std::span<const std::byte> k, std::span<const std::byte> v,
+                            std::span<float> y, std::span<float> lse, StepInfo* info) = 0;
+  Status StepAppend(uint32_t layer, std::span<const float> q, std::span<const std::byte> k,
+                    std::span<const std::byte> v, std::span<float> y, std::span<float> lse,
+                    StepInfo* info) {
+    return StepAppend(layer, HeadRange{}, q, k, v, y, lse, info);
+  }
+  // Keeps the first n own tokens of every head; a head with no more keeps all of its. Costs the
+  // same whatever n. kInvalidArgument when no head has as many as n.
+  virtual Status Truncate(uint32_t n) = 0;
+  // Attaches another session to the same prefix with this one's policy, limits and own tokens as
+  // they are now. The two share their memory and go on apart. Its ledger begins at 0.
+  virtual Result<std::shared_ptr<Session>> Fork() = 0;
 
   // Reads rows for engines that compute themselves. ids ascending; out: [ids.size()][row bytes].
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,

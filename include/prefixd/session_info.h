@@ -46,6 +46,7 @@ struct SessionReport {
   SessionInfo info;
   Ledger total;
   std::vector<Ledger> per_head;  // by HeadIndex, of info.geometry.heads()
+  uint32_t own_tokens = 0;       // of the KV head that has the most; 0 after Detach
 };
 
 }  // namespace prefixd

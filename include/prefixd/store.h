@@ -82,6 +82,9 @@ struct StepRequest {
   StepInfo* info = nullptr;  // optional
   Status status;             // out: this request's own status
   HeadRange heads = {};
+  // With `append` the step is a StepAppend: the token's own k and v of `heads`, as there.
+  bool append = false;
+  std::span<const std::byte> k = {}, v = {};
 };
 
 // Longer deadlines of MatchAsync count as this.

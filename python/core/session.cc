@@ -63,6 +63,52 @@ void BindSession(nb::module_& m) {
           },
           nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"), nb::arg("heads"))
       .def(
+          "append",
+          [](const PySession& s, uint32_t layer, const In& k, const In& v, const Heads& heads) {
+            if (k.ndim() != 3 || v.ndim() != 3 || k.shape(0) != v.shape(0)) {
+              throw Failure{
+                  InvalidArgument("k and v must be [n][n_kv_heads][dim] with the same n, not " +
+                                  ShapeOf(k) + " and " + ShapeOf(v))};
+            }
+            const auto session = s.get();
+            const DType dtype = session->info().geometry.dtype;
+            const auto keys = Stored("k", k, dtype), values = Stored("v", v, dtype);
+            nb::gil_scoped_release unlocked;
+            Check(session->Append(layer, RangeOf(heads), uint32_t(k.shape(0)), keys, values));
+          },
+          nb::arg("layer"), nb::arg("k"), nb::arg("v"), nb::arg("heads"))
+      .def(
+          "step_append",
+          [](const PySession& s, uint32_t layer, const In& q, const In& k, const In& v,
+             const Out& y, const Out& lse, const Heads& heads) {
+            const auto session = s.get();
+            const DType dtype = session->info().geometry.dtype;
+            const auto in = Floats("q", q);
+            const auto keys = Stored("k", k, dtype), values = Stored("v", v, dtype);
+            const auto out = Floats("y", y), out_lse = Floats("lse", lse);
+            nb::gil_scoped_release unlocked;
+            Check(session->StepAppend(layer, RangeOf(heads), in, keys, values, out, out_lse,
+                                      nullptr));
+          },
+          nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y"), nb::arg("lse"),
+          nb::arg("heads"))
+      .def(
+          "truncate",
+          [](const PySession& s, uint32_t n) {
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            Check(session->Truncate(n));
+          },
+          nb::arg("n"))
+      .def("fork",
+           [](const PySession& s) {
+             const auto session = s.get();
+             PySession fork{s.store, nullptr};
+             nb::gil_scoped_release unlocked;
+             fork.session = Unwrap(session->Fork());
+             return fork;
+           })
+      .def(
           "read_rows",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, const Tokens& ids,
              const Out& out) {

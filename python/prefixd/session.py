@@ -143,12 +143,47 @@ class Session:
     ) -> tuple[Array, Array]:
         """Computes exact attention of n queries in one pass over the prefix: q
         [n][n_q_heads][key_dim] -> y [n][n_q_heads][value_dim], lse [n][n_q_heads]; `heads` as in
-        `step`."""
+        `step`. Where these heads have own tokens, the queries are those of the last n, and each
+        attends to the own tokens up to its own as well: `append` the block's rows first."""
         source = arrays.as_float32(q)
         y_shape, lse_shape = self._shapes(layer, heads, source.shape[0])
         y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
         self.core.attend_exact(layer, source, y, lse, heads)
         return arrays.back_to(y, q), arrays.back_to(lse, q)
+
+    def append(self, layer: int, k: Array, v: Array, *, heads: tuple[int, int] = ALL_HEADS) -> None:
+        """Appends n own tokens of one layer, in order: k [n][n_kv_heads][key_dim] after RoPE and
+        v [n][n_kv_heads][value_dim], in the model's dtype (bf16 also as its bits in uint16), of the KV
+        heads of `heads`. The session keeps them in memory until it ends, so that the engine need not.
+        A refused call has changed nothing."""
+        self.core.append(layer, arrays.as_input(k), arrays.as_input(v), heads)
+
+    def step_append(
+        self, layer: int, q: Array, k: Array, v: Array, *, heads: tuple[int, int] = ALL_HEADS
+    ) -> tuple[Array, Array]:
+        """Decodes one token of a layer: appends its row (k [n_kv_heads][key_dim], v
+        [n_kv_heads][value_dim], as in `append`) and attends with q, over the prefix as `step` does
+        and exactly over all own tokens, the appended one included. A call that fails has appended
+        nothing and may be repeated."""
+        source = arrays.as_float32(q)
+        y_shape, lse_shape = self._shapes(layer, heads)
+        y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
+        self.core.step_append(layer, source, arrays.as_input(k), arrays.as_input(v), y, lse, heads)
+        return arrays.back_to(y, q), arrays.back_to(lse, q)
+
+    @property
+    def own_tokens(self) -> int:
+        """Returns the own tokens of the KV head that has the most."""
+        return int(self.report()["own_tokens"])
+
+    def truncate(self, n: int) -> None:
+        """Keeps the first n own tokens of every head; a head with no more keeps all of its."""
+        self.core.truncate(n)
+
+    def fork(self) -> Session:
+        """Attaches another session to the same prefix, with this one's policy and own tokens. Both
+        share memory and go on apart."""
+        return Session(self.core.fork())
 
     def _rows(self, layer: int, n: int) -> Rows:
         own = self.layer_shape(layer)

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/rows/finite_check.h"
 #include "base/call_scope.h"
 #include "base/interrupted_writes.h"
 #include "base/session_arguments.h"
@@ -21,33 +22,6 @@ namespace {
 constexpr size_t kTileBytes = 256u << 10;
 // A batch of rows is interleaved before its first row is written.
 constexpr size_t kBatchBytes = 8u << 20;
-
-// NaN and Inf have all exponent bits set, so the largest exponent field decides. This loop touches
-// the caller's memory first, mostly far from this core, so it prefetches the next block while it
-// checks one: the hardware's prefetching ends with every page.
-template <typename Bits>
-bool ExponentsBelow(Bits exponent, const std::byte* bytes, size_t n) {
-  constexpr size_t kBlockBytes = 2048, kLineBytes = 64, kBlock = kBlockBytes / sizeof(Bits);
-  Bits largest = 0;
-  for (size_t begin = 0; begin < n; begin += kBlock) {
-    const std::byte* block = bytes + begin * sizeof(Bits);
-    const size_t size = std::min(kBlock, n - begin);
-    for (size_t at = 0; at < size * sizeof(Bits); at += kLineBytes) {
-      __builtin_prefetch(block + kBlockBytes + at);
-    }
-    for (size_t i = 0; i < size; ++i) {
-      Bits bits;
-      std::memcpy(&bits, block + i * sizeof(Bits), sizeof(Bits));
-      largest = std::max(largest, static_cast<Bits>(bits & exponent));
-    }
-  }
-  return largest < exponent;
-}
-
-bool AllFinite(DType dtype, const std::byte* bytes, size_t n) {
-  if (dtype == DType::kF32) return ExponentsBelow<int32_t>(0x7f800000, bytes, n);
-  return ExponentsBelow<int16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, bytes, n);
-}
 
 // Copies like memcpy; the usual sizes of keys and values need no call.
 void CopyItem(std::byte* to, const std::byte* from, size_t bytes) {

@@ -15,8 +15,12 @@
 
 namespace prefixd {
 
-SessionImpl::SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info)
-    : services_(std::move(services)), info_(std::move(info)), heads_(info_.geometry.heads()) {}
+SessionImpl::SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info,
+                         MemoryAccount account)
+    : services_(std::move(services)),
+      info_(std::move(info)),
+      heads_(info_.geometry.heads()),
+      own_(info_.geometry, std::move(account)) {}
 
 SessionImpl::~SessionImpl() { Leave(); }
 
@@ -44,8 +48,8 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   info.anchors = services->options.anchors;
   info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
   const uint64_t already = services->open.fetch_add(1);
-  auto session =
-      std::shared_ptr<SessionImpl>(new SessionImpl(std::move(services), std::move(info)));
+  auto session = std::shared_ptr<SessionImpl>(
+      new SessionImpl(std::move(services), std::move(info), prefix->account()));
   SessionServices& s = *session->services_;
   if (already >= s.options.max_sessions) {
     return Error{Code::kResourceExhausted,
@@ -207,42 +211,9 @@ Status SessionImpl::Step(uint32_t layer, HeadRange heads, std::span<const float>
   return std::move(request.status);
 }
 
-Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n,
-                                std::span<const float> q, std::span<float> y,
-                                std::span<float> lse) {
-  const CallScope scope(Limits());
-  PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(heads, CheckQueries(info_.geometry, layer, heads, n, q, y, lse));
-  if (n == 0) return {};
-  const LayerShape shape = info_.geometry.layer(layer);
-  const size_t group = shape.group_size();
-  return services_->pool.ParallelFor(heads.n, [&](size_t h) -> Status {
-    const size_t head = HeadOf(layer, heads.first) + h;
-    const auto of_token = [&](size_t t) { return (t * heads.n + h) * group; };
-    // Gathers this KV head's queries of all tokens side by side, and its outputs likewise.
-    std::vector<float> head_q(n * group * shape.key_dim);
-    std::vector<float> head_y(n * group * shape.value_dim), head_lse(n * group);
-    for (size_t t = 0; t < n; ++t) {
-      std::copy_n(q.data() + of_token(t) * shape.key_dim, group * shape.key_dim,
-                  head_q.data() + t * group * shape.key_dim);
-    }
-    Ledger ledger;
-    const Status status = services_->steps.AttendExact(
-        *plan, head, static_cast<uint32_t>(n * group), head_q, head_y, head_lse, ledger);
-    Charge(head, ledger);
-    PREFIXD_TRY(status);
-    for (size_t t = 0; t < n; ++t) {
-      std::copy_n(head_y.data() + t * group * shape.value_dim, group * shape.value_dim,
-                  y.data() + of_token(t) * shape.value_dim);
-      std::copy_n(head_lse.data() + t * group, group, lse.data() + of_token(t));
-    }
-    return {};
-  });
-}
-
 SessionReport SessionImpl::report() const {
   std::lock_guard lock(mutex_);
-  SessionReport report{info_, {}, ledgers_};
+  SessionReport report{info_, {}, ledgers_, own_.size()};
   for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
     report.per_head[head].prefetched_bytes += plan_->ahead->Uncharged(head);
   }
@@ -260,6 +231,7 @@ Result<SessionReport> SessionImpl::Detach() {
     last.swap(plan_);
   }
   EndPrefetch(*last);
+  own_.Close();
   last.reset();  // steps in flight hold the plan themselves
   Leave();
   return report();

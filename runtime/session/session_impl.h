@@ -13,6 +13,7 @@
 #include "prefixd/session.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/adaptive_budget.h"
+#include "runtime/step/own_tokens.h"
 #include "runtime/step/plan.h"
 
 namespace prefixd {
@@ -32,8 +33,15 @@ class SessionImpl : public Session {
   Status SetPolicy(const StepPolicy& policy) override;
   Status Step(uint32_t layer, HeadRange heads, std::span<const float> q, std::span<float> y,
               std::span<float> lse, StepInfo* info) override;
-  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, std::span<const float> q,
-                     std::span<float> y, std::span<float> lse) override;
+  Status AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uint32_t own_after,
+                     std::span<const float> q, std::span<float> y, std::span<float> lse) override;
+  Status Append(uint32_t layer, HeadRange heads, uint32_t n, std::span<const std::byte> k,
+                std::span<const std::byte> v) override;
+  Status StepAppend(uint32_t layer, HeadRange heads, std::span<const float> q,
+                    std::span<const std::byte> k, std::span<const std::byte> v, std::span<float> y,
+                    std::span<float> lse, StepInfo* info) override;
+  Status Truncate(uint32_t n) override;
+  Result<std::shared_ptr<Session>> Fork() override;
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override;
   Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
@@ -56,6 +64,7 @@ class SessionImpl : public Session {
   const std::shared_ptr<SessionServices>& services() const { return services_; }
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
+  OwnTokens& own() { return own_; }
   // Adds to the ledger of a head (Model::heads).
   void Charge(size_t head, const Ledger& ledger);
   // TakeTokens returns how many tokens each of these KV heads of `layer` (n above 0) retrieves in a
@@ -67,7 +76,7 @@ class SessionImpl : public Session {
   void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);
 
  private:
-  SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info);
+  SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info, MemoryAccount account);
   Status Adopt(std::shared_ptr<const SessionPlan> plan,
                const std::vector<storage::ReadStats>& reads);
   Status Replace(std::shared_ptr<const SessionPlan> plan,
@@ -88,6 +97,7 @@ class SessionImpl : public Session {
   const HeadIndex heads_;                            // of info_.geometry
   uint32_t call_timeout_ms_ = 0;                     // likewise
   CallCanceller canceller_;
+  OwnTokens own_;
 
   std::atomic<bool> counted_{true};  // in SessionServices::open
 

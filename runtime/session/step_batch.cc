@@ -12,6 +12,17 @@
 #include "runtime/step/step_queue.h"
 
 namespace prefixd {
+namespace {
+
+Result<OwnTokens::Growth> Grow(SessionImpl& session, const StepRequest& r) {
+  const CallScope scope(session.Limits());
+  PREFIXD_ASSIGN(const HeadRange heads, CheckOwnRows(session.info().geometry, r.layer, r.heads, 1,
+                                                     r.k.size(), r.v.size()));
+  return session.own().Grow(r.layer, heads, 1, r.k, r.v);
+}
+
+}  // namespace
+
 void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
   StepQueue::Call call;
   std::vector<size_t> of_task;  // [tasks] index of the request
@@ -23,6 +34,9 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     const uint32_t all = geometry.layer(r.layer).n_kv_heads;
     n_tasks += r.heads.n > 0 ? std::min(r.heads.n, all) : all;
   }
+  // What a step appends is there once all of its heads are done.
+  std::vector<OwnTokens::Growth> growths(
+      std::ranges::any_of(requests, &StepRequest::append) ? requests.size() : 0);
   call.tasks.reserve(n_tasks);
   of_task.reserve(n_tasks);
   for (size_t r = 0; r < requests.size(); ++r) {
@@ -40,6 +54,14 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
                                  : Result<HeadRange>(plan.error());
     request.status = heads.ok() ? Status() : heads.error();
     if (!request.status.ok()) continue;
+    OwnTokens::Growth* growth = nullptr;
+    if (request.append) {
+      auto grown = Grow(*session, request);
+      request.status = grown.ok() ? Status() : grown.error();
+      if (!grown.ok()) continue;
+      growths[r] = *std::move(grown);
+      growth = &growths[r];
+    }
     const LayerShape shape = geometry.layer(request.layer);
     const size_t group = shape.group_size();
     const size_t first_head = (*plan)->prefix->model()->heads.of(request.layer, heads->first);
@@ -51,6 +73,7 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
       task.head = first_head + h;
       task.k = k[h];
       task.limits = limits;
+      if (growth != nullptr) task.own = growth->rows(h);
       if (task.plan->ahead) task.ledger.prefetched_bytes += task.plan->ahead->Begin(task.head);
       const size_t first = h * group;
       task.q = request.q.subspan(first * shape.key_dim, group * shape.key_dim);
@@ -85,6 +108,9 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     if (task.plan->policy.mode != StepMode::kRetrieve) continue;
     info.k = std::max(info.k, task.k);
     info.k_per_head.push_back(task.k);
+  }
+  for (size_t r = 0; r < growths.size(); ++r) {
+    if (requests[r].status.ok()) growths[r].Commit();
   }
   services.stepped += std::count_if(requests.begin(), requests.end(),
                                     [](const StepRequest& r) { return r.status.ok(); });

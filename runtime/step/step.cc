@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "attention/rows/finite_check.h"
 #include "attention/step/step.h"
 #include "prefixd/merge.h"
 #include "runtime/prefix/head_keys.h"
@@ -295,6 +296,44 @@ Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, 
   return {};
 }
 
+Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, const OwnRows& own,
+                uint32_t n, uint32_t after, std::span<const float> q, std::span<float> y,
+                std::span<float> lse, Ledger& ledger) {
+  const PreparedPrefix& prefix = *plan.prefix;
+  const KvGeometry& geometry = prefix.model()->spec.geometry;
+  const uint32_t of_layer = prefix.layer_of(head), group = geometry.group_size(of_layer);
+  const LayerGeometry& layer = geometry.layers[of_layer];
+  const RowShape row = geometry.row(of_layer);
+  const auto scratch = parts.scratch.Acquire();
+  StageTimer timer(ledger.compute_ns);
+  // The rows [begin, end) for the queries of tokens [first, first + some).
+  const auto merge = [&](uint32_t first, uint32_t some, uint32_t begin, uint32_t end) -> Status {
+    const size_t at = size_t{first} * group, queries = size_t{some} * group;
+    const auto own_y = Scratch::Take(scratch->y, queries * row.value_dim);
+    const auto own_lse = Scratch::Take(scratch->lse, queries);
+    PREFIXD_TRY(scratch->exact.Begin(q.subspan(at * row.key_dim, queries * row.key_dim),
+                                     static_cast<uint32_t>(queries), layer, row));
+    Status goes_on;
+    const bool finite = own.Visit(begin, end, row, [&](const RowsView& rows) {
+      goes_on = CheckCall();
+      return goes_on.ok() && scratch->exact.Add(rows);
+    });
+    PREFIXD_TRY(goes_on);
+    // The rows themselves were found finite when they were appended.
+    if (!finite || !scratch->exact.Finish(own_y, own_lse)) return ExplainNonFinite({});
+    for (size_t i = 0; i < queries; ++i) {
+      MergeStates(y.subspan((at + i) * row.value_dim, row.value_dim), &lse[at + i],
+                  own_y.subspan(i * row.value_dim, row.value_dim), own_lse[i]);
+    }
+    return {};
+  };
+  // What all queries see is read once for all of them.
+  const uint32_t all_see = own.size() - after - n + 1;
+  PREFIXD_TRY(merge(0, n, 0, all_see));
+  for (uint32_t i = 1; i < n; ++i) PREFIXD_TRY(merge(i, 1, all_see, all_see + i));
+  return {};
+}
+
 namespace {
 
 Status FullStep(const StepParts& parts, GroupTask& task) {
@@ -310,9 +349,14 @@ Status FullStep(const StepParts& parts, GroupTask& task) {
   return {};
 }
 
-// Sets the status of a task that is over. One that its call ended early counts for no step, and its
-// session is charged with what it read all the same.
-void End(GroupTask& task, Status status) {
+// Sets the status of a task that has attended over the prefix, and lets it attend over its own
+// tokens. One that its call ended early counts for no step, and its session is charged with what it
+// read all the same.
+void End(const StepParts& parts, GroupTask& task, Status status) {
+  if (status.ok() && task.own.size() > 0) {
+    status = MergeOwn(parts, *task.plan, task.head, task.own, 1, 0, task.q, task.y, task.lse,
+                      task.ledger);
+  }
   if (status.ok() || !EndedEarly(status.error())) task.ledger.steps += 1;
   task.status = std::move(status);
 }
@@ -320,12 +364,12 @@ void End(GroupTask& task, Status status) {
 // The usual case, which needs no lists.
 void StepAlone(const StepParts& parts, GroupTask& task) {
   const CarriedScope scope(&task.limits);
-  if (Status goes_on = CheckCall(); !goes_on.ok()) return End(task, std::move(goes_on));
-  if (task.plan->policy.mode == StepMode::kFull) return End(task, FullStep(parts, task));
+  if (Status goes_on = CheckCall(); !goes_on.ok()) return End(parts, task, std::move(goes_on));
+  if (task.plan->policy.mode == StepMode::kFull) return End(parts, task, FullStep(parts, task));
   RetrievingStep step(parts, task);
   auto search = step.Search();
   if (search) SearchGroups(task.head, {&*search, 1}, step.scratch().search);
-  End(task, step.Finish(search ? std::move(search->found) : Result<Selection>(Selection{})));
+  End(parts, task, step.Finish(search ? std::move(search->found) : Result<Selection>(Selection{})));
 }
 
 }  // namespace
@@ -339,11 +383,11 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
   for (GroupTask* task : tasks) {
     const CarriedScope scope(&task->limits);
     if (Status goes_on = CheckCall(); !goes_on.ok()) {
-      End(*task, std::move(goes_on));
+      End(parts, *task, std::move(goes_on));
       continue;
     }
     if (task->plan->policy.mode == StepMode::kFull) {
-      End(*task, FullStep(parts, *task));
+      End(parts, *task, FullStep(parts, *task));
       continue;
     }
     of_step.push_back(task);
@@ -361,7 +405,7 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
     if (next < of_search.size() && of_search[next] == s) found = std::move(searches[next++].found);
     const CarriedScope scope(&of_step[s]->limits);
     Status goes_on = CheckCall();
-    End(*of_step[s], goes_on.ok() ? steps[s].Finish(std::move(found)) : std::move(goes_on));
+    End(parts, *of_step[s], goes_on.ok() ? steps[s].Finish(std::move(found)) : std::move(goes_on));
   }
 }
 

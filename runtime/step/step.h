@@ -10,6 +10,7 @@
 #include "prefixd/ledger.h"
 #include "runtime/step/compute.h"
 #include "runtime/step/gathered_rows.h"
+#include "runtime/step/own_tokens.h"
 #include "runtime/step/plan.h"
 #include "runtime/work/scratch.h"
 
@@ -32,6 +33,7 @@ struct GroupTask {
   SharedSet shared;          // an earlier step's set, used by this step; null: none
   bool shares_last = false;  // no later step may use it
   CallLimits limits;         // of its caller, who waits for it
+  OwnRows own;               // attended exactly and merged in; empty: the prefix alone
   // Outputs, also valid when the step failed half-way.
   Ledger ledger;
   std::vector<float> rho_z;          // [G], see StepInfo
@@ -62,5 +64,12 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks);
 Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
                   std::span<const float> q, std::span<float> y, std::span<float> lse,
                   Ledger& ledger);
+
+// Attends exactly over own rows, too, and merges into y and lse, which hold the state of the
+// prefix: queries of n tokens of one KV head, [n][G][key_dim], of which the i-th sees the first
+// own.size() - after - n + 1 + i rows.
+Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, const OwnRows& own,
+                uint32_t n, uint32_t after, std::span<const float> q, std::span<float> y,
+                std::span<float> lse, Ledger& ledger);
 
 }  // namespace prefixd

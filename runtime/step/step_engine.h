@@ -34,6 +34,12 @@ class StepEngine {
                      Ledger& ledger) {
     return ExactGroup(parts_, plan, head, n_queries, q, y, lse, ledger);
   }
+  // MergeOwn of step.h, on the calling thread.
+  Status AttendOwn(const SessionPlan& plan, size_t head, const OwnRows& own, uint32_t n,
+                   uint32_t after, std::span<const float> q, std::span<float> y,
+                   std::span<float> lse, Ledger& ledger) {
+    return MergeOwn(parts_, plan, head, own, n, after, q, y, lse, ledger);
+  }
 
   const Compute& compute() const { return *compute_; }
   const GatheredRowCache& gathered_rows() const { return gathered_rows_; }

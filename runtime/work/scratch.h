@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/step/exact_pass.h"
 #include "base/memory_budget.h"
 #include "index/search/key_index.h"
 #include "storage/store/prefix_store.h"
@@ -25,6 +26,7 @@ struct Scratch {
   std::vector<float> queries;         // one group's queries, gathered
   std::vector<float> y, lse, rho_z, scores;
   index::SearchScratch search;
+  ExactPass exact;  // over own tokens
   MemoryCharge memory;
 
   // Returns the first n elements of `buffer`, which grows (and never shrinks) to hold them.
@@ -42,7 +44,8 @@ struct Scratch {
            sum(search.code_scores, search.picked, search.block_means, search.block_counts,
                search.block_masses, search.block_ranks, search.ranks, search.raised, search.sampled,
                search.scores, search.ids, search.found, search.listed, search.marks, search.refs,
-               search.keys);
+               search.keys) +
+           exact.bytes();
   }
 };
 

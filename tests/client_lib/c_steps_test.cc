@@ -61,6 +61,48 @@ TEST_P(CApi, ABatchIsItsStepsAndEachHasItsOwnCode) {
   pfx_session_free(other);
 }
 
+// The rows of the prompt's first tokens are appended again: the answer is that of a softmax in
+// which they count twice.
+TEST_P(CApi, SessionsTakeOwnTokens) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  const size_t row = kQHeads / 2 * kDim, bytes = row * sizeof(float);  // 2 KV heads
+  const float* k = &k_[0];
+  const float* v = &v_[0];
+  float prefix[kQ], prefix_lse[kQHeads], y[kQ], lse[kQHeads], other[kQ], other_lse[kQHeads];
+  ASSERT_EQ(pfx_step(session_, 0, q_.data(), kQ, prefix, kQ, prefix_lse, kQHeads), PFX_OK);
+  ASSERT_EQ(pfx_session_append(session_, 0, 0, 0, 3, k, 3 * bytes, v, 3 * bytes), PFX_OK)
+      << pfx_last_error();
+  ASSERT_EQ(pfx_step_append(session_, 0, 0, 0, q_.data(), kQ, k + 3 * row, bytes, v + 3 * row,
+                            bytes, y, kQ, lse, kQHeads),
+            PFX_OK)
+      << pfx_last_error();
+  for (size_t h = 0; h < kQHeads; ++h) EXPECT_GT(lse[h], prefix_lse[h]);
+  pfx_session* fork = nullptr;
+  ASSERT_EQ(pfx_session_fork(session_, &fork), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_session_truncate(fork, 3), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_step_append(fork, 0, 0, 0, q_.data(), kQ, k + 3 * row, bytes, v + 3 * row, bytes,
+                            other, kQ, other_lse, kQHeads),
+            PFX_OK)
+      << pfx_last_error();
+  for (size_t i = 0; i < kQ; ++i) EXPECT_FLOAT_EQ(other[i], y[i]);
+  // One head alone, and from the first token on: its rows lie apart from the other head's.
+  ASSERT_EQ(pfx_session_truncate(fork, 0), PFX_OK);
+  std::vector<float> one_k(k + kDim, k + 2 * kDim), one_v(v + kDim, v + 2 * kDim);
+  ASSERT_EQ(pfx_step_append(fork, 0, 1, 1, q_.data() + kQ / 2, kQ / 2, one_k.data(), bytes / 2,
+                            one_v.data(), bytes / 2, other, kQ / 2, other_lse, kQHeads / 2),
+            PFX_OK)
+      << pfx_last_error();
+  EXPECT_GT(other_lse[0], prefix_lse[kQHeads / 2]);
+  EXPECT_EQ(pfx_session_append(session_, 0, 0, 0, 2, k, bytes, v, bytes), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_append(session_, 0, 0, 0, 1, nullptr, bytes, v, bytes),
+            PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_truncate(session_, 5), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_fork(session_, nullptr), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_fork(nullptr, &fork), PFX_INVALID_ARGUMENT);
+  pfx_session_free(fork);
+}
+
 // Two ranks in one process: each has one KV head of two.
 TEST_P(CApi, RanksPutAndStepTheirOwnHeads) {
   constexpr size_t kHalf = kQ / 2;

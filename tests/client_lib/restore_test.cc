@@ -238,10 +238,21 @@ class GatedSession final : public Session {
               StepInfo*) override {
     return No();
   }
-  Status AttendExact(uint32_t, HeadRange, uint32_t, std::span<const float>, std::span<float>,
-                     std::span<float>) override {
+  Status AttendExact(uint32_t, HeadRange, uint32_t, uint32_t, std::span<const float>,
+                     std::span<float>, std::span<float>) override {
     return No();
   }
+  Status Append(uint32_t, HeadRange, uint32_t, std::span<const std::byte>,
+                std::span<const std::byte>) override {
+    return No();
+  }
+  Status StepAppend(uint32_t, HeadRange, std::span<const float>, std::span<const std::byte>,
+                    std::span<const std::byte>, std::span<float>, std::span<float>,
+                    StepInfo*) override {
+    return No();
+  }
+  Status Truncate(uint32_t) override { return No(); }
+  Result<std::shared_ptr<Session>> Fork() override { return No(); }
   Status ReadRows(uint32_t, uint32_t, std::span<const uint32_t>, std::span<std::byte>) override {
     return No();
   }

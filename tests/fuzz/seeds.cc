@@ -283,7 +283,7 @@ void AddWire(Seeds& seeds) {
 
 void AddStepFrame(Seeds& seeds) {
   using namespace wire;
-  const StepEntry entry{1, 2, true, 64, 64, 4, 512};
+  const StepEntry entry{1, 2, true, 64, 64, 4, 512, {}, true, 32, 32};
   StepLayout layout(2);
   layout.Add(entry), layout.Add(entry);
   std::vector<std::byte> request(layout.request_bytes());

@@ -32,6 +32,7 @@ void CheckRequest(std::span<const std::byte> slot) {
         bytes, request.subspan(kStepHeaderBytes + i * kStepEntryBytes, kStepEntryBytes)));
     const auto places = layout.Add(e);
     FUZZ_EXPECT(places.q + uint64_t{e.q_size} * 4 <= request.size());
+    FUZZ_EXPECT(places.k + e.k_bytes <= request.size() && places.v + e.v_bytes <= request.size());
     FUZZ_EXPECT(places.y + uint64_t{e.y_size} * 4 <= slot.size());
     FUZZ_EXPECT(places.lse + uint64_t{e.lse_size} * 4 <= slot.size());
     FUZZ_EXPECT(places.tail + e.tail_bytes <= slot.size());
@@ -84,6 +85,8 @@ void RunOne(FuzzedDataProvider& in) {
         const auto size = [&] { return in.ConsumeIntegralInRange<uint32_t>(0, 40); };
         entries.push_back(
             {Whole<uint64_t>(in), size(), in.ConsumeBool(), size(), size(), size(), size()});
+        entries.back().append = in.ConsumeBool();
+        if (entries.back().append) entries.back().k_bytes = size(), entries.back().v_bytes = size();
         layout.Add(entries.back());
       }
       Bytes slot(std::max(layout.request_bytes(), layout.answer_bytes()));

@@ -19,6 +19,16 @@
 namespace prefixd::wire {
 namespace {
 
+TEST(StepFrame, ARowThatIsAppendedLiesBehindTheQueries) {
+  StepLayout layout(1);
+  const auto places = layout.Add({7, 3, false, 20, 10, 2, 100, {2, 1}, true, 40, 20});
+  EXPECT_EQ(places.q, 128u);
+  EXPECT_EQ(places.k, 256u);
+  EXPECT_EQ(places.v, 320u);
+  EXPECT_EQ(layout.request_bytes(), 384u);
+  EXPECT_EQ(layout.answer_bytes(), 320u);
+}
+
 // The worked example of docs/protocol.md.
 TEST(StepFrame, LiesAsDescribed) {
   const StepEntry entry{7, 3, true, 20, 10, 2, 100, {2, 1}};
@@ -30,11 +40,11 @@ TEST(StepFrame, LiesAsDescribed) {
   EXPECT_EQ(places.lse, 128u);
   EXPECT_EQ(places.tail, 192u);
   EXPECT_EQ(layout.answer_bytes(), 320u);
-  std::array<std::byte, 72> bytes{};
+  std::array<std::byte, 80> bytes{};
   EncodeStepHeader({1, 256, 1000, 50}, std::span(bytes).first<kStepHeaderBytes>());
   EncodeStepEntry(entry, std::span(bytes).last<kStepEntryBytes>());
-  const std::array<uint32_t, 18> want = {1, 0, 1, 256, 1000, 50, 0,   0, 7,
-                                         0, 3, 1, 20,  10,   2,  100, 2, 1};
+  const std::array<uint32_t, 20> want = {2, 0, 1,  256, 1000, 50,  0, 0, 7, 0,
+                                         3, 1, 20, 10,  2,    100, 2, 1, 0, 0};
   EXPECT_EQ(std::memcmp(bytes.data(), want.data(), sizeof(want)), 0);
 }
 
@@ -48,6 +58,11 @@ TEST(StepFrame, DamageIsRefusedOrHarmless) {
       entries.push_back({rng(), uint32_t(rng()), rng() % 2 == 0, uint32_t(rng() % 50),
                          uint32_t(rng() % 50), uint32_t(rng() % 9), uint32_t(rng() % 99),
                          HeadRange{uint32_t(rng()), uint32_t(rng())}});
+      if (rng() % 2 == 0) {
+        entries.back().append = true;
+        entries.back().k_bytes = uint32_t(rng() % 200),
+        entries.back().v_bytes = uint32_t(rng() % 200);
+      }
       layout.Add(entries.back());
     }
     std::vector<std::byte> slot(std::max(layout.request_bytes(), layout.answer_bytes()));
@@ -75,6 +90,7 @@ TEST(StepFrame, DamageIsRefusedOrHarmless) {
     for (const StepEntry& entry : *damaged) {
       const auto places = other.Add(entry);
       ASSERT_LE(places.q + 4ull * entry.q_size, slot.size());
+      ASSERT_LE(places.v + uint64_t{entry.v_bytes}, slot.size());
       ASSERT_LE(places.tail + entry.tail_bytes, slot.size());
     }
   }

@@ -106,6 +106,16 @@ class CallsFixture : public RuntimeTest {
         return s.Step(1, prompt_.Q(1, n - 1, 1), y, lse, nullptr);
       });
     });
+    // A call that was ended has appended nothing; one that was not is taken back, to be repeated.
+    add("step and append", [=, this](Session& s) -> Answer {
+      EXPECT_EQ(s.report().own_tokens, 0u);
+      Answer answer = outputs(1, [&](auto& y, auto& lse) {
+        return s.StepAppend(1, prompt_.Q(1, n - 1, 1), prompt_.K(1, 7, 1), prompt_.V(1, 7, 1), y,
+                            lse, nullptr);
+      });
+      if (answer.ok()) PREFIXD_TRY(s.Truncate(0));
+      return answer;
+    });
     add("exact", [=, this](Session& s) {
       return outputs(8, [&](auto& y, auto& lse) {
         return s.AttendExact(1, 8, prompt_.Q(1, n - 8, 8), y, lse);

@@ -109,10 +109,21 @@ class SteppingStore final : public Store {
       }
       return {};
     }
-    Status AttendExact(uint32_t, HeadRange, uint32_t, std::span<const float>, std::span<float>,
-                       std::span<float>) override {
+    Status AttendExact(uint32_t, HeadRange, uint32_t, uint32_t, std::span<const float>,
+                       std::span<float>, std::span<float>) override {
       return Not();
     }
+    Status Append(uint32_t, HeadRange, uint32_t, std::span<const std::byte>,
+                  std::span<const std::byte>) override {
+      return Not();
+    }
+    Status StepAppend(uint32_t, HeadRange, std::span<const float>, std::span<const std::byte>,
+                      std::span<const std::byte>, std::span<float>, std::span<float>,
+                      StepInfo*) override {
+      return Not();
+    }
+    Status Truncate(uint32_t) override { return Not(); }
+    Result<std::shared_ptr<Session>> Fork() override { return Not(); }
     Status ReadRows(uint32_t, uint32_t, std::span<const uint32_t>, std::span<std::byte>) override {
       return Not();
     }

@@ -1,0 +1,102 @@
+// Appends own tokens to a session over a connection, and attends over them.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/session_arguments.h"
+#include "client_lib/remote_session.h"
+#include "client_lib/remote_store.h"
+
+namespace prefixd {
+
+using wire::MessageType;
+
+Status RemoteSession::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uint32_t own_after,
+                                  std::span<const float> q, std::span<float> y,
+                                  std::span<float> lse) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  const KvGeometry& g = info_.geometry;
+  PREFIXD_ASSIGN(heads, CheckQueries(g, layer, heads, n, q, y, lse));
+  const LayerShape shape = g.layer(layer);
+  const size_t per_query = size_t{heads.n} * shape.group_size();
+  const size_t q_token = per_query * shape.key_dim, y_token = per_query * shape.value_dim;
+  const auto run = static_cast<uint32_t>(
+      std::min<size_t>(PerMessage((q_token + y_token + per_query) * sizeof(float)), UINT32_MAX));
+  for (uint32_t done = 0; done < n;) {
+    const uint32_t m = std::min(run, n - done);
+    PREFIXD_ASSIGN(auto reply,
+                   Do(MessageType::kAttendExact,
+                      {{"layer", layer},
+                       {"first_head", heads.first},
+                       {"n_heads", heads.n},
+                       {"n", m},
+                       {"own_after", own_after + (n - done - m)}},
+                      {wire::BytesOf(q.subspan(done * q_token, m * q_token))},
+                      {wire::WritableBytesOf(y.subspan(done * y_token, m * y_token)),
+                       wire::WritableBytesOf(lse.subspan(done * per_query, m * per_query))}));
+    done += m;
+  }
+  return {};
+}
+
+Status RemoteSession::Append(uint32_t layer, HeadRange heads, uint32_t n,
+                             std::span<const std::byte> k, std::span<const std::byte> v) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  const KvGeometry& g = info_.geometry;
+  PREFIXD_ASSIGN(heads, CheckOwnRows(g, layer, heads, n, k.size(), v.size()));
+  const RowShape row = g.row(layer);
+  const size_t key = heads.n * row.key_bytes(), value = heads.n * row.value_bytes();  // of a token
+  const auto run = static_cast<uint32_t>(std::min<size_t>(PerMessage(key + value), UINT32_MAX));
+  for (uint32_t done = 0; done < n;) {
+    const uint32_t m = std::min(run, n - done);
+    PREFIXD_ASSIGN(auto reply, Over([&](const Place& at) {
+                     Connection::Call call = SessionCall(MessageType::kAppend, at);
+                     call.control["layer"] = layer;
+                     call.control["first_head"] = heads.first;
+                     call.control["n_heads"] = heads.n;
+                     call.control["n"] = m;
+                     call.in = {k.subspan(done * key, m * key), v.subspan(done * value, m * value)};
+                     auto answer = at.connection->Do(std::move(call));
+                     if (answer.ok()) place_.KeepOwn(*at.connection);
+                     return answer;
+                   }));
+    done += m;
+  }
+  return {};
+}
+
+Status RemoteSession::StepAppend(uint32_t layer, HeadRange heads, std::span<const float> q,
+                                 std::span<const std::byte> k, std::span<const std::byte> v,
+                                 std::span<float> y, std::span<float> lse, StepInfo* info) {
+  StepRequest request{this, layer, q, y, lse, info, {}, heads, true, k, v};
+  RemoteStepBatch(link(), {&request, 1});
+  return std::move(request.status);
+}
+
+Status RemoteSession::Truncate(uint32_t n) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  // What is lost need not be truncated, and the session may attach elsewhere.
+  if (n == 0 && place_.lost_own()) place_.ForgetOwn();
+  PREFIXD_ASSIGN(auto reply, Do(MessageType::kTruncate, {{"n", n}}));
+  if (n == 0) place_.ForgetOwn();
+  return {};
+}
+
+Result<std::shared_ptr<Session>> RemoteSession::Fork() {
+  const CallScope scope(Limits());
+  Attached attached;
+  PREFIXD_ASSIGN(auto reply, Over([&](const Place& at) {
+                   attached.place = at;
+                   return at.connection->Do(SessionCall(MessageType::kFork, at));
+                 }));
+  PREFIXD_TRY(ReadAttached(reply.control, attached));
+  auto fork =
+      std::make_shared<RemoteSession>(place_.shared_link(), std::move(attached), call_timeout_ms_);
+  if (place_.has_own()) fork->place_.KeepOwn(*fork->place_.last().connection);
+  return std::shared_ptr<Session>(std::move(fork));
+}
+
+}  // namespace prefixd

@@ -1,0 +1,153 @@
+// Keeps a session's own tokens: the rows of what was asked and generated behind the stored prefix.
+//
+// The rows of a KV head lie in chunks, each linked to the one before it. Rows that anyone may read
+// never change: a fork shares them, and whoever appends behind the same row second copies the last
+// chunk. So a fork, a truncation and a view of the rows cost no more with many tokens than with
+// few.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "attention/rows/rows.h"
+#include "base/memory_budget.h"
+#include "prefixd/kv_shape.h"
+#include "prefixd/result.h"
+
+namespace prefixd {
+
+// Some rows, and those of all chunks before. Counts its holders.
+struct OwnChunk;
+class OwnChunkRef {
+ public:
+  OwnChunkRef() = default;
+  explicit OwnChunkRef(OwnChunk* chunk) : chunk_(chunk) {}  // takes over one count
+  OwnChunkRef(const OwnChunkRef& other);
+  OwnChunkRef(OwnChunkRef&& other) noexcept : chunk_(std::exchange(other.chunk_, nullptr)) {}
+  OwnChunkRef& operator=(OwnChunkRef other) noexcept {
+    std::swap(chunk_, other.chunk_);
+    return *this;
+  }
+  ~OwnChunkRef();
+
+  OwnChunk* get() const { return chunk_; }
+  OwnChunk* operator->() const { return chunk_; }
+  explicit operator bool() const { return chunk_ != nullptr; }
+  OwnChunk* Leave() { return std::exchange(chunk_, nullptr); }  // hands its count over
+
+ private:
+  OwnChunk* chunk_ = nullptr;
+};
+
+struct OwnChunk {
+  static constexpr uint32_t kRows = 64;
+
+  std::atomic<uint32_t> holders{1};
+  // Rows that are taken: whoever moves it on writes the rows between, once.
+  std::atomic<uint32_t> taken{0};
+  uint32_t begin = 0;  // the first row's token
+  OwnChunkRef before;
+  MemoryCharge memory;
+  std::unique_ptr<std::byte[]> rows;  // [kRows][row bytes]
+};
+
+// The first own rows of one KV head, as they were at one moment. Keeps them. A plain value.
+class OwnRows {
+ public:
+  OwnRows() = default;
+  OwnRows(OwnChunkRef last, uint32_t n) : last_(std::move(last)), n_(n) {}
+  uint32_t size() const { return n_; }
+  // Calls visit(const RowsView&) for the rows of tokens [begin, end) of size(), the last run first,
+  // until it returns false; returns its last answer.
+  template <typename Visitor>
+  bool Visit(uint32_t begin, uint32_t end, const RowShape& shape, const Visitor& visit) const {
+    const OwnChunk* chunk = last_.get();
+    for (; chunk != nullptr && begin < end; chunk = chunk->before.get()) {
+      const uint32_t first = std::max(begin, chunk->begin);
+      if (first >= end) continue;
+      const size_t stride = shape.bytes();
+      const RowsView rows{&chunk->rows[(first - chunk->begin) * stride], end - first, stride,
+                          shape};
+      if (!visit(rows)) return false;
+      end = first;
+    }
+    return true;
+  }
+
+ private:
+  OwnChunkRef last_;
+  uint32_t n_ = 0;
+};
+
+// Thread-safety: all methods may be called concurrently; a head takes rows of one Growth at a time.
+class OwnTokens {
+ public:
+  OwnTokens(const KvGeometry& geometry, MemoryAccount account);
+
+  // Rows that are written and not there yet; destroyed without Commit they never are.
+  class Growth {
+   public:
+    Growth() = default;
+    Growth(Growth&& other) noexcept { *this = std::move(other); }
+    Growth& operator=(Growth&& other) noexcept;
+    ~Growth() { Withdraw(); }
+
+    // The rows of the h-th head, with the new ones.
+    OwnRows rows(size_t h) const { return {heads_[h].last, heads_[h].n}; }
+    void Commit();
+
+   private:
+    friend class OwnTokens;
+    void Withdraw();
+    struct Head {
+      OwnChunkRef last;
+      uint32_t n = 0;
+    };
+    OwnTokens* of_ = nullptr;
+    size_t first_ = 0;  // head
+    std::vector<Head> heads_;
+  };
+  // Adds n rows of each of `heads` (resolved) of a layer: k [n][heads.n][key_dim] and v likewise,
+  // of the geometry's dtype. Nothing has changed when it is refused: kInvalidArgument for NaN and
+  // Inf, kResourceExhausted without memory, kFailedPrecondition while one of the heads grows
+  // already. The growth must end before this object does.
+  Result<Growth> Grow(uint32_t layer, HeadRange heads, uint32_t n, std::span<const std::byte> k,
+                      std::span<const std::byte> v);
+
+  OwnRows rows(size_t head) const;
+  uint32_t size() const;  // of the head with the most
+  // Keeps the first n rows of each head. kInvalidArgument when no head has so many,
+  // kFailedPrecondition while a head grows.
+  Status Truncate(uint32_t n);
+  // Takes over what `other` has, in place of its own. Not while either grows.
+  void Share(const OwnTokens& other);
+  // Forgets all for ever: a growth that ends later adds nothing.
+  void Close();
+
+ private:
+  struct Head {
+    OwnChunkRef last;
+    uint32_t n = 0;
+    bool grows = false;
+  };
+  Status Begin(size_t first, uint32_t layer, HeadRange heads, uint32_t n, Growth& growth);
+  Status Write(const RowShape& row, uint32_t stride, uint32_t n, const std::byte* k,
+               const std::byte* v, Growth::Head& head) const;
+  Result<OwnChunkRef> NewChunk(const RowShape& row, uint32_t begin, OwnChunkRef before) const;
+
+  const KvGeometry& geometry_;  // the session's
+  const HeadIndex index_;
+  const MemoryAccount account_;
+  mutable std::mutex mutex_;
+  bool closed_ = false;
+  std::vector<Head> heads_;  // by index_
+};
+
+}  // namespace prefixd

@@ -1,0 +1,229 @@
+// Tests own tokens of sessions on every kind of client, against an embedded session that appends
+// the same; tests/runtime/step/own_tokens_test.cc holds that one against float64.
+#include <csignal>
+
+#include "tests/client_lib/client_refusals.h"
+
+namespace prefixd::testing {
+namespace {
+
+class OwnTokens : public ClientRefusals {
+ protected:
+  std::vector<std::byte> Rows(uint32_t n, uint32_t heads, uint64_t salt) const {
+    std::mt19937_64 rng(salt);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(size_t{n} * heads * kDim);
+    for (float& e : x) e = normal(rng);
+    std::vector<std::byte> bytes(x.size() * 2);
+    FromFloat(DType::kBf16, x, bytes.data());
+    return bytes;
+  }
+  struct Answer {
+    std::vector<float> y, lse;
+  };
+  static Answer Room(uint32_t n) {
+    return {std::vector<float>(n * kQHeads * kDim), std::vector<float>(n * kQHeads)};
+  }
+  // Appends an own token to both, which must give the same.
+  void StepBoth(Session& mine, Session& theirs, uint32_t layer, uint64_t salt, bool info = false) {
+    const auto q = Queries(1, salt);
+    const auto own_k = Rows(1, 2, salt + 1), own_v = Rows(1, 2, salt + 2);
+    Answer a = Room(1), b = Room(1);
+    StepInfo said;
+    const Status one = mine.StepAppend(layer, q, own_k, own_v, a.y, a.lse, info ? &said : nullptr);
+    ASSERT_TRUE(one.ok()) << one.error().message;
+    ASSERT_TRUE(theirs.StepAppend(layer, q, own_k, own_v, b.y, b.lse, nullptr).ok());
+    ExpectNear(a.y, b.y);
+    ExpectNear(a.lse, b.lse);
+    if (info) EXPECT_EQ(said.ledger.steps, 2u);
+  }
+  void AppendBoth(Session& mine, Session& theirs, uint32_t layer, uint32_t n, uint64_t salt) {
+    const auto k = Rows(n, 2, salt), v = Rows(n, 2, salt + 1);
+    const Status one = mine.Append(layer, n, k, v);
+    ASSERT_TRUE(one.ok()) << one.error().message;
+    ASSERT_TRUE(theirs.Append(layer, n, k, v).ok());
+  }
+  void ExactBoth(Session& mine, Session& theirs, uint32_t layer, uint32_t n, uint64_t salt) {
+    const auto q = Queries(n, salt);
+    Answer a = Room(n), b = Room(n);
+    const Status one = mine.AttendExact(layer, n, q, a.y, a.lse);
+    ASSERT_TRUE(one.ok()) << one.error().message;
+    ASSERT_TRUE(theirs.AttendExact(layer, n, q, b.y, b.lse).ok());
+    ExpectNear(a.y, b.y);
+    ExpectNear(a.lse, b.lse);
+  }
+};
+
+TEST_P(OwnTokens, AppendStepTruncateAndFork) {
+  Put(*client_);
+  const auto mine = Attach(*client_), theirs = Attach(*reference_);
+  ASSERT_TRUE(mine && theirs);
+  const uint64_t seed = Seed("OwnTokens");
+  AppendBoth(*mine, *theirs, 0, 75, seed);
+  ExactBoth(*mine, *theirs, 0, 75, seed + 5);
+  for (uint32_t t = 0; t < 80; ++t) {
+    StepBoth(*mine, *theirs, t % 2, seed + 100 * t, t % 3 == 0);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(mine->report().own_tokens, 115u);
+  // A plain step sees the prefix alone.
+  const auto q = Queries(1, seed);
+  Answer a = Room(1), b = Room(1);
+  ASSERT_TRUE(mine->Step(0, q, a.y, a.lse, nullptr).ok());
+  const auto plain = Attach(*reference_);
+  ASSERT_TRUE(plain->Step(0, q, b.y, b.lse, nullptr).ok());
+  ExpectNear(a.y, b.y);
+
+  auto fork = mine->Fork(), their_fork = theirs->Fork();
+  ASSERT_TRUE(fork.ok() && their_fork.ok()) << fork.error().message;
+  EXPECT_EQ((*fork)->report().own_tokens, 115u);
+  EXPECT_EQ((*fork)->info().n_tokens, kTokens);
+  EXPECT_EQ((*fork)->policy().k, mine->policy().k);
+  ASSERT_TRUE(mine->Truncate(70).ok());
+  ASSERT_TRUE(theirs->Truncate(70).ok());
+  for (uint32_t t = 0; t < 10; ++t) {
+    StepBoth(*mine, *theirs, 0, seed + 7000 + t);
+    StepBoth(**fork, **their_fork, 0, seed + 8000 + t);
+  }
+  EXPECT_EQ(mine->report().own_tokens, 80u);
+  EXPECT_EQ((*fork)->report().own_tokens, 125u);
+  ASSERT_TRUE((*fork)->Detach().ok());
+  StepBoth(*mine, *theirs, 1, seed + 9000);
+  ASSERT_TRUE(mine->Truncate(0).ok());
+  EXPECT_EQ(mine->report().own_tokens, 0u);
+  ASSERT_TRUE(mine->Detach().ok());
+  const auto stats = client_->Stats();
+  ASSERT_TRUE(stats.ok());
+  EXPECT_EQ(stats->sessions, 0u);
+  for (const MemoryOfKind& m : stats->memory_kinds) {
+    if (m.kind == "own_tokens") EXPECT_EQ(m.bytes, 0u);
+  }
+}
+
+// Blocks that take several messages, over whichever connection has small ones.
+TEST_P(OwnTokens, LargeBlocksAreSplit) {
+  Put(*client_);
+  const auto mine = Attach(*client_), theirs = Attach(*reference_);
+  ASSERT_TRUE(mine && theirs);
+  AppendBoth(*mine, *theirs, 1, 10000, Seed("OwnLarge"));
+  AppendBoth(*mine, *theirs, 1, 700, Seed("OwnLarge") + 2);
+  ExactBoth(*mine, *theirs, 1, 1600, Seed("OwnLarge") + 4);
+  EXPECT_EQ(mine->report().own_tokens, 10700u);
+}
+
+TEST_P(OwnTokens, BatchesOfSessionsAppendToo) {
+  Put(*client_);
+  const auto one = Attach(*client_), two = Attach(*client_, {.mode = StepMode::kFull});
+  const auto reference = Attach(*reference_),
+             reference2 = Attach(*reference_, {.mode = StepMode::kFull});
+  const uint64_t seed = Seed("OwnBatch");
+  const auto run = [&](Store& store, Session& a, Session& b, std::vector<Answer>& out) {
+    out.assign(3, Room(1));
+    const auto q = Queries(1, seed);
+    const auto k = Rows(1, 2, seed + 1), v = Rows(1, 2, seed + 2);
+    std::vector<StepRequest> batch = {{&a, 0, q, out[0].y, out[0].lse, nullptr, {}, {}, true, k, v},
+                                      {&b, 1, q, out[1].y, out[1].lse, nullptr, {}, {}, true, k, v},
+                                      {&a, 1, q, out[2].y, out[2].lse, nullptr, {}}};
+    store.StepBatch(batch);
+    for (const StepRequest& r : batch) EXPECT_TRUE(r.status.ok()) << r.status.error().message;
+  };
+  for (int i = 0; i < 3; ++i) {
+    std::vector<Answer> mine, theirs;
+    run(*client_, *one, *two, mine);
+    run(*reference_, *reference, *reference2, theirs);
+    for (size_t j = 0; j < 3; ++j) ExpectNear(mine[j].y, theirs[j].y);
+  }
+  EXPECT_EQ(one->report().own_tokens, 3u);
+}
+
+TEST_P(OwnTokens, RefusalsAreTheSameEverywhere) {
+  const auto step = [this](Session& s, uint32_t layer, size_t k_rows, size_t v_rows,
+                           HeadRange heads) {
+    const auto q = Queries(1, 3);
+    const auto k = Rows(1, uint32_t(k_rows), 4), v = Rows(1, uint32_t(v_rows), 5);
+    Answer out = Room(1);
+    return s.StepAppend(layer, heads, q, k, v, out.y, out.lse, nullptr);
+  };
+  const auto append = [this](Session& s, uint32_t layer, uint32_t n, size_t rows, bool bad) {
+    auto k = Rows(uint32_t(rows), 2, 4), v = Rows(uint32_t(rows), 2, 5);
+    const uint16_t nan = 0x7fc0;
+    if (bad) std::memcpy(&v[2 * kDim * 2], &nan, 2);
+    return s.Append(layer, n, k, v);
+  };
+  const Code kArgument = Code::kInvalidArgument;
+  ExpectRefused({
+      {"step: layer", kArgument, [&](auto&, auto& s) { return step(s, 2, 2, 2, {}); }},
+      {"step: heads", kArgument,
+       [&](auto&, auto& s) {
+         return step(s, 0, 2, 2, {1, 2});
+       }},
+      {"step: k", kArgument, [&](auto&, auto& s) { return step(s, 0, 3, 2, {}); }},
+      {"step: no row", kArgument, [&](auto&, auto& s) { return step(s, 0, 0, 0, {}); }},
+      {"append: layer", kArgument, [&](auto&, auto& s) { return append(s, 2, 3, 3, false); }},
+      {"append: size", kArgument, [&](auto&, auto& s) { return append(s, 0, 2, 3, false); }},
+      {"append: NaN", kArgument, [&](auto&, auto& s) { return append(s, 0, 3, 3, true); }},
+      {"truncate", kArgument, [&](auto&, auto& s) { return s.Truncate(1); }},
+      {"block", kArgument,
+       [&](auto&, auto& s) {
+         if (Status first = append(s, 0, 3, 3, false); !first.ok()) return first;
+         const auto q = Queries(5, 3);
+         Answer out = Room(5);
+         return s.AttendExact(0, 5, q, out.y, out.lse);
+       }},
+      {"detached", Code::kFailedPrecondition,
+       [&](auto&, auto& s) {
+         (void)s.Detach();
+         return step(s, 0, 2, 2, {});
+       }},
+      {"fork of a detached one", Code::kFailedPrecondition,
+       [&](auto&, auto& s) { return StatusOf(s.Fork()); }},
+  });
+}
+
+// A session whose own tokens ended with its daemon must not answer without them.
+TEST_P(OwnTokens, AreNotLostSilently) {
+  if (GetParam() == Kind::kEmbedded) return;
+  Put(*client_);
+  const auto mine = Attach(*client_), bare = Attach(*client_), theirs = Attach(*reference_);
+  ASSERT_TRUE(mine && bare && theirs);
+  StepBoth(*mine, *theirs, 0, 5);
+  auto fork = mine->Fork();
+  ASSERT_TRUE(fork.ok());
+  daemon_->Signal(SIGKILL);
+  EXPECT_EQ(daemon_->Wait(), 128 + SIGKILL);
+  std::vector<std::string> args = {"--listen", daemon_->tcp_address().substr(4)};
+  if (GetParam() == Kind::kTls) {
+    const Authority authority(dir_.path());
+    args.insert(args.end(), {"--tls-certificate", authority.certificate("daemon"), "--tls-key",
+                             authority.key("daemon")});
+  }
+  daemon_ = std::make_unique<DaemonProcess>(dir_.path(), args);
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  const auto q = Queries(1, 5);
+  Answer out = Room(1);
+  ASSERT_TRUE(bare->Step(0, q, out.y, out.lse, nullptr).ok());  // it has none, and attaches again
+  const auto k = Rows(1, 2, 6), v = Rows(1, 2, 7);
+  for (Session* session : {mine.get(), fork->get()}) {
+    for (int i = 0; i < 2; ++i) {
+      for (const Status& refused :
+           {session->StepAppend(0, q, k, v, out.y, out.lse, nullptr),
+            session->Step(0, q, out.y, out.lse, nullptr), session->Append(0, 1, k, v),
+            session->AttendExact(0, 1, q, out.y, out.lse), StatusOf(session->Fork()),
+            session->Truncate(1)}) {
+        ASSERT_FALSE(refused.ok());
+        EXPECT_EQ(refused.error().code, Code::kUnavailable);
+        // The first call may be the one that notices.
+        EXPECT_NE(refused.error().message.find("its own tokens ended"), std::string::npos)
+            << refused.error().message;
+      }
+    }
+  }
+  ASSERT_TRUE(mine->Truncate(0).ok());
+  ASSERT_TRUE(theirs->Truncate(0).ok());
+  StepBoth(*mine, *theirs, 0, 8);
+}
+
+INSTANTIATE_TEST_SUITE_P(Clients, OwnTokens, EveryKind(), KindName);
+
+}  // namespace
+}  // namespace prefixd::testing
