@@ -56,7 +56,33 @@ class AllocationFailureTest : public RuntimeTest {
     for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
       PREFIXD_TRY(session->Step(l, prompt_.Q(l, prompt_.n_tokens - 1, 1), y_, lse_, nullptr));
     }
-    return {};
+    return TakeOwnTokens(*session);
+  }
+
+  // A call that fails has appended nothing, and what there is stays as it was.
+  Status TakeOwnTokens(Session& session) {
+    std::vector<float> y(y_.size()), lse(lse_.size());
+    uint32_t n = 0;
+    const auto took = [&](uint32_t more, const Status& status) {
+      n += status.ok() ? more : 0;
+      return status;
+    };
+    const auto all = [&]() -> Status {
+      PREFIXD_TRY(took(62, session.Append(0, 62, prompt_.K(0, 0, 62), prompt_.V(0, 0, 62))));
+      for (uint32_t t = 0; t < 4; ++t) {
+        PREFIXD_TRY(took(1, session.StepAppend(0, prompt_.Q(0, t, 1), prompt_.K(0, t, 1),
+                                               prompt_.V(0, t, 1), y, lse, nullptr)));
+      }
+      PREFIXD_ASSIGN(const auto fork, session.Fork());
+      return fork->StepAppend(0, prompt_.Q(0, 9, 1), prompt_.K(0, 9, 1), prompt_.V(0, 9, 1), y, lse,
+                              nullptr);
+    };
+    const Status status = Try(all);
+    PREFIXD_TRY(Try([&]() -> Status {
+      EXPECT_EQ(session.report().own_tokens, n);
+      return {};
+    }));
+    return status;
   }
 
   // Puts, ingests, attaches and steps. Returns the first error.

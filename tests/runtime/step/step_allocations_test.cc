@@ -9,7 +9,8 @@ namespace {
 class StepAllocationsTest : public RuntimeTest {
  protected:
   // Returns the median of the allocations of one head in a step, after steps of the same kind.
-  double PerHead(const StepPolicy& policy, bool codes) {
+  // `append`: of steps that append an own token as well.
+  double PerHead(const StepPolicy& policy, bool codes, bool append = false) {
     options_.build_codes = codes;
     options_.codes_min_tokens = 1024;
     options_.host_tier_bytes = 64 << 20;
@@ -25,7 +26,9 @@ class StepAllocationsTest : public RuntimeTest {
     const auto step = [&] {
       const auto q = random.Normals(size_t{g.n_q_heads} * g.key_dim);
       const uint64_t before = allocations.load();
-      const Status status = session->Step(1, q, y, lse, nullptr);
+      const Status status =
+          append ? session->StepAppend(1, q, prompt.K(1, 5, 1), prompt.V(1, 5, 1), y, lse, nullptr)
+                 : session->Step(1, q, y, lse, nullptr);
       const uint64_t made = allocations.load() - before;
       EXPECT_TRUE(status.ok()) << status.error().ToString();
       return made;
@@ -54,6 +57,16 @@ TEST_F(StepAllocationsTest, AreFewWithoutAnEstimator) {
   const double n = PerHead(policy, false);
   std::printf("allocations per head: %.1f\n", n);
   EXPECT_LE(n, 50);
+}
+
+// Own tokens need memory once for 64 of them, and two small lists a call.
+TEST_F(StepAllocationsTest, AreHardlyMoreWithOwnTokens) {
+  StepPolicy policy;
+  policy.budget = 0.05;
+  policy.estimator = EstimatorKind::kNone;
+  const double step = PerHead(policy, false), append = PerHead(policy, false, true);
+  std::printf("allocations per head: %.1f, with own tokens %.1f\n", step, append);
+  EXPECT_LE(append - step, 3);
 }
 
 }  // namespace
