@@ -195,7 +195,10 @@ TEST_P(CallsTest, RandomCancellationsChangeNoAnswer) {
     ASSERT_OK(session);
     sessions.push_back(*session);
   }
-  const std::vector<Call> calls = Calls();
+  std::vector<Call> calls = Calls();
+  // The threads share sessions, and own tokens are for one call after the other.
+  std::erase_if(calls,
+                [](const Call& call) { return std::string(call.name) == "step and append"; });
   std::vector<std::vector<Answer>> want(sessions.size());
   for (size_t s = 0; s < sessions.size(); ++s) {
     for (const Call& call : calls) want[s].push_back(call.run(*sessions[s]));
