@@ -2,8 +2,8 @@
 // keeps the own tokens, beside Step and the engine's own exact attention over rows that it keeps
 // itself, merged; in this process and through a daemon. The sides take turns, step by step.
 //
-// The engine's side is the same exact kernel over rows in order, one KV head after another or
-// spread over two threads, without what a real engine does to reach it.
+// The engine's side is the same exact kernel over rows in order, half of the KV heads on a thread
+// that each step starts: no measure of what an engine with threads of its own can reach.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
