@@ -77,7 +77,7 @@ asio::awaitable<bool> Connection::Handshake() {
   }
   if (!ring.empty()) {
     admission->ring.CloseMemoryFd();
-    auto served = context_.steps.Serve(std::move(admission->ring), *handler_);
+    auto served = context_.steps.Serve(std::move(admission->ring), *handler_, tenant_);
     if (!served.ok()) {
       Fatal(served.error());
       co_return false;

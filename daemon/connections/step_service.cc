@@ -15,6 +15,7 @@
 #include "base/call_scope.h"
 #include "base/check.h"
 #include "daemon/connections/server_context.h"
+#include "daemon/limits/with_memory.h"
 
 namespace prefixd::daemon {
 namespace {
@@ -25,10 +26,13 @@ using Clock = std::chrono::steady_clock;
 
 class StepService::Ring {
  public:
-  Ring(uint64_t number, StepRing mapped, RequestHandler& by)
-      : id(number), ring(std::move(mapped)), handler(by) {}
+  using TenantEntry = std::map<std::string, Tenant>::iterator;
+
+  Ring(uint64_t number, StepRing mapped, RequestHandler& by, TenantEntry whose)
+      : id(number), tenant(whose), ring(std::move(mapped)), handler(by) {}
 
   const uint64_t id;
+  const TenantEntry tenant;
   const StepRing ring;
   RequestHandler& handler;
   std::atomic<bool> polled{false};
@@ -113,6 +117,7 @@ StepService::StepService(size_t threads, size_t polling, ServerCounters& counter
     return;  // Serve fails, and all steps go as messages
   }
   threads_.reserve(threads);
+  free_ = threads;
   for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
@@ -135,11 +140,14 @@ void StepService::Stop() {
 }
 
 Result<std::shared_ptr<StepService::Ring>> StepService::Serve(StepRing ring,
-                                                              RequestHandler& handler) {
+                                                              RequestHandler& handler,
+                                                              const std::string& tenant) {
   std::lock_guard lock(mutex_);
   if (threads_.empty()) return Error{Code::kResourceExhausted, "no thread serves rings"};
-  auto served = std::make_shared<Ring>(next_id_++, std::move(ring), handler);
+  const auto entry = tenants_.try_emplace(tenant).first;
+  auto served = std::make_shared<Ring>(next_id_++, std::move(ring), handler, entry);
   rings_.emplace(served->id, served);
+  ++entry->second.rings;
   // The daemon never reads or writes this eventfd, which the client could make either block.
   // Edge-triggered, it wakes one thread for each write all the same.
   epoll_event event{};
@@ -147,6 +155,8 @@ Result<std::shared_ptr<StepService::Ring>> StepService::Serve(StepRing ring,
   event.data.u64 = served->id;
   if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, served->ring.bell_fd(), &event) != 0) {
     rings_.erase(served->id);
+    --entry->second.rings;
+    Forget(*served);
     return Error{Code::kResourceExhausted, std::string("epoll_ctl: ") + std::strerror(errno)};
   }
   return served;
@@ -156,7 +166,10 @@ void StepService::Leave(const std::shared_ptr<Ring>& ring, std::function<void()>
   {
     std::lock_guard lock(mutex_);
     ::epoll_ctl(epoll_, EPOLL_CTL_DEL, ring->ring.bell_fd(), nullptr);
-    rings_.erase(ring->id);
+    if (rings_.erase(ring->id) > 0) {
+      --ring->tenant->second.rings;
+      Forget(*ring);
+    }
   }
   ring->Leave(std::move(ended));
 }
@@ -175,6 +188,42 @@ void StepService::RingAgain(const Ring& ring) const {
   event.events = EPOLLIN | EPOLLET;
   event.data.u64 = ring.id;
   ::epoll_ctl(epoll_, EPOLL_CTL_MOD, ring.ring.bell_fd(), &event);  // fails when the ring has left
+}
+
+bool StepService::Enter(const std::shared_ptr<Ring>& ring) {
+  return WithMemory([&] {
+    std::lock_guard lock(mutex_);
+    if (!rings_.contains(ring->id)) return false;  // it has left
+    Tenant& tenant = ring->tenant->second;
+    if (tenant.running == 0 || tenant.running + 1 <= 3 * (free_ - 1)) {
+      ++tenant.running;
+      --free_;
+      return true;
+    }
+    if (std::ranges::find(tenant.waiting, ring->id) == tenant.waiting.end()) {
+      tenant.waiting.push_back(ring->id);
+    }
+    return false;
+  });
+}
+
+std::shared_ptr<StepService::Ring> StepService::NextFor(const Ring& ring) {
+  std::lock_guard lock(mutex_);
+  Tenant& tenant = ring.tenant->second;
+  while (!tenant.waiting.empty()) {
+    const auto next = rings_.find(tenant.waiting.front());
+    tenant.waiting.pop_front();
+    if (next != rings_.end()) return next->second;
+  }
+  ++free_;
+  --tenant.running;
+  Forget(ring);
+  return nullptr;
+}
+
+void StepService::Forget(const Ring& ring) {
+  const Tenant& tenant = ring.tenant->second;
+  if (tenant.rings == 0 && tenant.running == 0) tenants_.erase(ring.tenant);
 }
 
 void StepService::Work() {
@@ -196,7 +245,9 @@ void StepService::Work() {
       if (stopping_) return;
     }
     if (n < 1) continue;
-    if (const auto ring = Find(event.data.u64)) RunCalls(*ring, scratch);
+    auto ring = Find(event.data.u64);
+    if (!ring || !Enter(ring)) continue;
+    for (; ring; ring = NextFor(*ring)) RunCalls(*ring, scratch);
   }
 }
 

@@ -4,8 +4,10 @@
 // be joined by more.
 //
 // A thread takes one call of a ring and then turns to whichever ring has waited longest, so no
-// client keeps others waiting with many calls. Who asks for it is polled after an answer, for
-// kMostSpin at most and by limits.polling_threads threads at a time; nobody polls an idle ring.
+// client keeps others waiting with many calls. A tenant that has threads takes another only while,
+// with it, it holds at most three times as many as stay free: its other calls wait for those. Who
+// asks for it is polled after an answer, for kMostSpin at most and by limits.polling_threads
+// threads at a time; nobody polls an idle ring.
 //
 // Thread-safety: all methods may be called concurrently. They must not be called after Stop.
 #pragma once
@@ -13,10 +15,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -39,8 +43,18 @@ class StepService {
   ~StepService();
 
   class Ring;
+
+ private:
+  struct Tenant {
+    size_t rings = 0;
+    size_t running = 0;            // threads
+    std::deque<uint64_t> waiting;  // rings, each once
+  };
+
+ public:
   // Serves the calls of `ring` by `handler`, which must live until they have ended (Leave).
-  Result<std::shared_ptr<Ring>> Serve(StepRing ring, RequestHandler& handler);
+  Result<std::shared_ptr<Ring>> Serve(StepRing ring, RequestHandler& handler,
+                                      const std::string& tenant);
   // Takes no more calls of the ring. Calls `ended` when none runs any more: here, or on the thread
   // that ran the last one.
   void Leave(const std::shared_ptr<Ring>& ring, std::function<void()> ended);
@@ -51,7 +65,11 @@ class StepService {
 
  private:
   void Work();
-  void StandBy(const std::function<void(uint64_t id)>& serve);
+  // Whether a thread may run calls of the ring. If not, the ring waits for its tenant's threads.
+  bool Enter(const std::shared_ptr<Ring>& ring);
+  // Returns the ring of the same tenant that the thread must turn to, or null: the thread is free.
+  std::shared_ptr<Ring> NextFor(const Ring& ring);
+  void Forget(const Ring& ring);  // its tenant, if nothing is left of it; mutex_ is held
   std::shared_ptr<Ring> Find(uint64_t id) const;
   void RunCalls(Ring& ring, StepScratch& scratch);
   bool Poll(Ring& ring, std::chrono::microseconds time);
@@ -65,7 +83,9 @@ class StepService {
 
   mutable std::mutex mutex_;  // guards the rest
   std::map<uint64_t, std::shared_ptr<Ring>> rings_;
-  uint64_t next_id_ = 1;  // 0: stop_bell_
+  uint64_t next_id_ = 1;                   // 0: stop_bell_
+  std::map<std::string, Tenant> tenants_;  // those that have rings, or calls that run
+  size_t free_ = 0;                        // threads that run no calls
   size_t at_bells_ = 0, spare_ = 0;
   std::condition_variable wanted_;
   bool stopping_ = false;

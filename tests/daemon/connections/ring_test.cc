@@ -113,6 +113,9 @@ TEST_F(RingTest, StepsHoldUpNothing) {
 // More calls than slots: the last ones go as messages, which wait for the one before them.
 TEST_F(RingTest, AllSlotsTaken) {
   constexpr uint32_t kSlots = 16;
+  daemon::Config config;
+  config.step_threads = 2 * kSlots;  // a tenant never has all of them
+  Start(config);
   const auto session = Attach(*client_);
   control_->Hold();
   std::vector<Status> statuses(kSlots + 2);
@@ -153,6 +156,31 @@ TEST_F(RingTest, ClientsTakeTurns) {
   const auto at = std::ranges::find(order, of_modest);
   ASSERT_NE(at, order.end());
   EXPECT_LE(at - order.begin(), 2);
+}
+
+// A tenant that asks for more steps than there are threads leaves some to others.
+TEST_F(RingTest, ATenantLeavesThreadsToOthers) {
+  daemon::Config config;
+  config.step_threads = 4;
+  Start(config);
+  const auto other = daemon_->Connect({.tenant = "other"});
+  const auto others = other->Attach({.model = "m", .prefix = "other/prefix"});
+  ASSERT_OK(others);
+  const auto session = Attach(*client_);
+  control_->Hold();
+  std::vector<Status> statuses(8);
+  std::vector<std::thread> threads;
+  for (Status& status : statuses) threads.push_back(HeldStep(*session, &status));
+  control_->AwaitHeld(3);
+  EXPECT_TRUE(EndsWhileHeld([&] {
+    for (int i = 0; i < 10; ++i) EXPECT_OK(Step(**others, 0));
+  }));
+  EXPECT_EQ(control_->Held(), 3u);
+  // Those that wait are carried out by the tenant's own threads.
+  control_->Release();
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : statuses) EXPECT_OK(status);
+  EXPECT_EQ(client_->Server()->ring_steps, 18u);
 }
 
 // Sessions come and go beside the steps of others.
