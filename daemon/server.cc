@@ -19,10 +19,10 @@
 #include "daemon/connections/connection.h"
 #include "daemon/connections/step_service.h"
 #include "daemon/http/http_server.h"
-#include "daemon/http/readers.h"
 #include "daemon/limits/tenant_threads.h"
 #include "daemon/limits/with_memory.h"
 #include "daemon/process/notify.h"
+#include "daemon/reload.h"
 #include "daemon/server.h"
 #include "prefixd/version.h"
 #include "protocol/socket.h"
@@ -128,8 +128,7 @@ class Server::Impl {
 
  private:
   wire::ServerStats Stats(const std::string& where) const {
-    const ServerCounters& c = context_.counters;
-    wire::ServerStats s;
+    wire::ServerStats s = context_.counters.Read();
     s.version = PREFIXD_VERSION;
     s.address = where;
     s.dir = context_.config.store.dir.string();
@@ -137,22 +136,6 @@ class Server::Impl {
     s.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                             std::chrono::steady_clock::now() - started_)
                                             .count());
-    s.connections = c.connections_open;
-    s.connections_tcp = c.connections_tcp;
-    s.connections_total = c.connections_total;
-    s.connections_refused = c.connections_refused;
-    s.connections_silent_closed = c.connections_silent_closed;
-    s.calls = c.calls;
-    s.calls_failed = c.calls_failed;
-    s.calls_dropped = c.calls_dropped;
-    s.calls_running = c.calls_running;
-    s.calls_waiting = c.calls_waiting;
-    s.protocol_errors = c.protocol_errors;
-    s.bytes_in = c.bytes_in;
-    s.bytes_out = c.bytes_out;
-    s.shared_memory_bytes = c.shared_memory_bytes;
-    s.ring_calls = c.ring_calls;
-    s.ring_steps = c.ring_steps;
     return s;
   }
 
@@ -290,28 +273,14 @@ class Server::Impl {
     });
   }
 
-  // What is read again on SIGHUP. One that cannot be used does not keep the others.
-  struct Reread {
-    Result<Access::Table> tokens = Error{Code::kResourceExhausted, "out of memory"};
-    Result<TlsContext> tls = Error{Code::kResourceExhausted, "out of memory"};
-    Result<TokenHash> http_token = Error{Code::kResourceExhausted, "out of memory"};
-  };
-
   // On a worker, because a disk may be slow.
   void WaitForHangup() {
     WithMemory([this] {
       hangup_.async_wait([this](boost::system::error_code ec, int) {
         if (ec || stopping_) return;
         workers_.PostOwn([this] {
-          const auto files = WithMemory([] { return std::make_shared<Reread>(); });
-          const Status read = CaptureErrors([&]() -> Status {
-            files->tokens = Access::Load(context_.config.tokens_file);
-            files->tls = LoadTls(TlsFilesOf(context_.config));
-            if (ReadsHttpToken()) {
-              files->http_token = ReadHttpToken(context_.config.http_token_file);
-            }
-            return {};
-          });
+          const auto files = WithMemory([] { return std::make_shared<ReloadedFiles>(); });
+          const Status read = ReadAgain(context_.config, http_.has_value(), files.get());
           if (!read.ok()) spdlog::error("SIGHUP: {}", read.error().message);
           PostSurely(io_, [this, files] { Reloaded(*files); });
         });
@@ -319,35 +288,10 @@ class Server::Impl {
     });
   }
 
-  bool ReadsHttpToken() const { return http_ && !context_.config.http_token_file.empty(); }
-
-  void Reloaded(const Reread& files) {
+  void Reloaded(const ReloadedFiles& files) {
     if (stopping_) return;
     WaitForHangup();
-    const auto kept = [](const Error& error) {
-      spdlog::error("SIGHUP: what was read before stays in force: {}", error.message);
-    };
-    if (!files.tls.ok()) {
-      kept(files.tls.error());
-    } else if (*files.tls) {
-      context_.tls = *files.tls;
-      spdlog::info("SIGHUP: new connections see the certificate {}",
-                   context_.config.tls_certificate);
-    }
-    if (ReadsHttpToken()) {
-      if (files.http_token.ok()) {
-        http_->Replace(*files.http_token);
-        spdlog::info("SIGHUP: the token of HTTP was read again from {}",
-                     context_.config.http_token_file);
-      } else {
-        kept(files.http_token.error());
-      }
-    }
-    if (!files.tokens.ok()) return kept(files.tokens.error());
-    context_.access.Replace(*files.tokens);
-    spdlog::info("SIGHUP: {}", *files.tokens
-                                   ? "tokens were read again from " + context_.config.tokens_file
-                                   : std::string("there is no file auth.tokens to read again"));
+    if (!PutIntoForce(files, context_, http_ ? &*http_ : nullptr)) return;
     const auto open = WithMemory([this] { return connections_; });  // some may go
     for (const auto& [raw, connection] : open) connection->CloseIfRevoked();
   }

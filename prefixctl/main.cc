@@ -9,14 +9,14 @@
 
 #include "base/build_info.h"
 #include "daemon/settings/command_line.h"
-#include "prefixctl/bench.h"
-#include "prefixctl/commands.h"
-#include "prefixctl/completion.h"
-#include "prefixctl/operate.h"
-#include "prefixctl/output.h"
-#include "prefixctl/recover.h"
-#include "prefixctl/token.h"
-#include "prefixctl/top.h"
+#include "prefixctl/bench/bench.h"
+#include "prefixctl/commands/commands.h"
+#include "prefixctl/commands/operate.h"
+#include "prefixctl/commands/recover.h"
+#include "prefixctl/commands/token.h"
+#include "prefixctl/commands/top.h"
+#include "prefixctl/completion/completion.h"
+#include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 namespace {

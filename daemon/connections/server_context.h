@@ -30,6 +30,8 @@ struct ServerCounters {
   std::atomic<uint64_t> calls_running{0}, calls_waiting{0};
   std::atomic<uint64_t> bytes_in{0}, bytes_out{0}, shared_memory_bytes{0};
   std::atomic<uint64_t> ring_calls{0}, ring_steps{0};
+
+  wire::ServerStats Read() const;  // these fields of it alone
 };
 
 class Connection;

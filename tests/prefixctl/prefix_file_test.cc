@@ -8,7 +8,7 @@
 
 #include "attention/rows/rows.h"
 #include "base/every_page.h"
-#include "prefixctl/prefix_file.h"
+#include "prefixctl/commands/prefix_file.h"
 #include "protocol/json_text.h"
 #include "tensors/safetensors.h"
 #include "tests/prefixctl/prefixctl_fixture.h"

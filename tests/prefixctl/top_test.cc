@@ -1,5 +1,5 @@
 // Tests what `prefixctl top` makes of a daemon's answer, whatever that holds.
-#include "prefixctl/top.h"
+#include "prefixctl/commands/top.h"
 
 #include <algorithm>
 #include <sstream>

@@ -1,7 +1,7 @@
 // Carries out `prefixctl recover` on a store's directory, without a daemon.
 #pragma once
 
-#include "prefixctl/commands.h"
+#include "prefixctl/commands/commands.h"
 #include "prefixd/result.h"
 
 namespace prefixd::ctl {

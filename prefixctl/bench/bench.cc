@@ -1,4 +1,4 @@
-#include "prefixctl/bench.h"
+#include "prefixctl/bench/bench.h"
 
 #include <memory>
 #include <string>
@@ -8,7 +8,7 @@
 #include "measure/break_even/run.h"
 #include "measure/capacity/run.h"
 #include "measure/io/run.h"
-#include "prefixctl/bench_run.h"
+#include "prefixctl/bench/bench_run.h"
 
 namespace prefixd::ctl {
 namespace {

@@ -1,8 +1,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "prefixctl/operate.h"
-#include "prefixctl/output.h"
+#include "prefixctl/commands/operate.h"
+#include "prefixctl/show/output.h"
 #include "protocol/codec.h"
 
 namespace prefixd::ctl {

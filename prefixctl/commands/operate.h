@@ -1,7 +1,7 @@
 // Carries out what operators do: why a prompt missed, rewriting, backups, the machine's state.
 #pragma once
 
-#include "prefixctl/commands.h"
+#include "prefixctl/commands/commands.h"
 #include "prefixd/result.h"
 
 namespace prefixd::ctl {

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "prefixctl/operate.h"
-#include "prefixctl/output.h"
+#include "prefixctl/commands/operate.h"
+#include "prefixctl/show/output.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd::ctl {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "prefixctl/commands.h"
+#include "prefixctl/commands/commands.h"
 
 namespace prefixd::ctl {
 

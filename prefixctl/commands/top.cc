@@ -1,4 +1,4 @@
-#include "prefixctl/top.h"
+#include "prefixctl/commands/top.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "prefixctl/output.h"
+#include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 

@@ -1,4 +1,4 @@
-#include "prefixctl/prefix_file.h"
+#include "prefixctl/commands/prefix_file.h"
 
 #include <algorithm>
 #include <cstring>

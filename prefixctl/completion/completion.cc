@@ -1,4 +1,4 @@
-#include "prefixctl/completion.h"
+#include "prefixctl/completion/completion.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -11,8 +11,8 @@
 #include <optional>
 #include <sstream>
 
-#include "prefixctl/doctor.h"
-#include "prefixctl/output.h"
+#include "prefixctl/doctor/doctor.h"
+#include "prefixctl/show/output.h"
 #include "storage/io/file.h"
 
 namespace prefixd::ctl {

@@ -1,9 +1,9 @@
-#include "prefixctl/recover.h"
+#include "prefixctl/commands/recover.h"
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "prefixctl/output.h"
+#include "prefixctl/show/output.h"
 #include "storage/recover/recover.h"
 
 namespace prefixd::ctl {

@@ -1,4 +1,4 @@
-#include "prefixctl/output.h"
+#include "prefixctl/show/output.h"
 
 #include <unistd.h>
 

@@ -1,11 +1,11 @@
-#include "prefixctl/token.h"
+#include "prefixctl/commands/token.h"
 
 #include <cstdio>
 #include <vector>
 
 #include "daemon/access/token.h"
 #include "daemon/access/token_file.h"
-#include "prefixctl/output.h"
+#include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 

@@ -1,4 +1,4 @@
-#include "prefixctl/doctor.h"
+#include "prefixctl/doctor/doctor.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,8 +6,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "prefixctl/operate.h"
-#include "prefixctl/output.h"
+#include "prefixctl/commands/operate.h"
+#include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 namespace {

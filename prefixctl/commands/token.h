@@ -1,7 +1,7 @@
 // Makes tokens for the daemon's file auth.tokens, and looks at such a file. No daemon is needed.
 #pragma once
 
-#include "prefixctl/commands.h"
+#include "prefixctl/commands/commands.h"
 #include "prefixd/result.h"
 
 namespace prefixd::ctl {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "prefixctl/completion.h"
+#include "prefixctl/completion/completion.h"
 
 namespace prefixd::ctl {
 namespace {

@@ -8,8 +8,8 @@
 #include <fstream>
 
 #include "attention/kernels/kernels.h"
-#include "prefixctl/doctor.h"
-#include "prefixctl/output.h"
+#include "prefixctl/doctor/doctor.h"
+#include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/tables/statistics.h"
-#include "prefixctl/commands.h"
-#include "prefixctl/output.h"
+#include "prefixctl/commands/commands.h"
+#include "prefixctl/show/output.h"
 #include "protocol/codec.h"
 
 namespace prefixd::ctl {

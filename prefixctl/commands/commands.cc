@@ -1,4 +1,4 @@
-#include "prefixctl/commands.h"
+#include "prefixctl/commands/commands.h"
 
 #include <algorithm>
 #include <charconv>
@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/every_page.h"
-#include "prefixctl/output.h"
-#include "prefixctl/prefix_file.h"
+#include "prefixctl/commands/prefix_file.h"
+#include "prefixctl/show/output.h"
 #include "protocol/codec.h"
 
 namespace prefixd::ctl {

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <string>
 
-#include "prefixctl/operate.h"
-#include "prefixctl/output.h"
+#include "prefixctl/commands/operate.h"
+#include "prefixctl/show/output.h"
 #include "protocol/codec.h"
 
 namespace prefixd::ctl {

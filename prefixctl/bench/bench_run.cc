@@ -1,4 +1,4 @@
-#include "prefixctl/bench_run.h"
+#include "prefixctl/bench/bench_run.h"
 
 #include <unistd.h>
 
@@ -11,8 +11,8 @@
 #include "measure/page/text.h"
 #include "measure/timing/json_file.h"
 #include "measure/timing/machine.h"
-#include "prefixctl/commands.h"
-#include "prefixctl/output.h"
+#include "prefixctl/commands/commands.h"
+#include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 namespace {

@@ -10,8 +10,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "prefixctl/doctor.h"
-#include "prefixctl/output.h"
+#include "prefixctl/doctor/doctor.h"
+#include "prefixctl/show/output.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
 #include "storage/segment/segment_layout.h"
