@@ -126,13 +126,13 @@ bench: bench-build  ## benchmarks, one after the other (tables; see bench/ for -
 
 bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and takes on a real model, in C++ and in Hugging Face (20 minutes; PyTorch: 0.7 GB)
 	@scripts/setup_python.sh torch
-	@.venv/bin/python bench/model_text.py build/models/smollm2 > build/models/smollm2-licences.json
+	@.venv/bin/python bench/engines/model_text.py build/models/smollm2 > build/models/smollm2-licences.json
 	@$(BUILD)/bench/model_bench --json build/model-bench.json
-	@.venv/bin/python bench/splice_bench.py --json build/splice-bench.json
+	@.venv/bin/python bench/engines/splice_bench.py --json build/splice-bench.json
 
 bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (an hour; VLLM_PEERS_ARGS="--lengths 2050")
 	@scripts/setup_python.sh vllm
-	@.venv/bin/python bench/vllm_peers.py --json build/vllm-peers.json $(VLLM_PEERS_ARGS)
+	@.venv/bin/python bench/engines/vllm_peers.py --json build/vllm-peers.json $(VLLM_PEERS_ARGS)
 
 results:  ## docs/results.md anew from docs/results/*.json (scripts/results.py take FILE RUN keeps a new run)
 	@scripts/results.py

@@ -38,7 +38,7 @@ void AddCommonFlags(CLI::App* app, Options* o, bool top) {
       ->type_name("ADDRESS");
   app->add_option("--tenant", o->tenant, "Speak for this tenant.")->type_name("NAME");
   app->add_flag("--all-tenants", o->all_tenants,
-                "See every tenant (the daemon's own user, over its Unix socket).");
+                "See every tenant (the daemon's own user, and tokens with the right admin).");
   app->add_option("--token-file", o->token_file, "File with the token that TCP clients present.")
       ->type_name("FILE");
   app->add_option("--tls-ca", o->tls_ca,

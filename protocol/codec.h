@@ -27,7 +27,7 @@ struct Hello {
   std::string client;  // name and version, for the daemon's log
   std::string tenant;
   std::string token;   // TCP, when the daemon requires one
-  bool admin = false;  // see every tenant; only the daemon's own user over a Unix socket
+  bool admin = false;  // see every tenant; the daemon's own user and tokens with the right admin
   bool shared_memory = false;
   uint32_t ring = 0;  // version of the frames of steps that the client speaks; 0: no ring
 };

@@ -206,7 +206,7 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
            StatisticKind::kList)
           .Titled("memory by kind"),
       Word("memory_tenants", &R::memory_tenants,
-           "Memory of the budget, by tenant. The daemon shows others' only to its own user.",
+           "Memory of the budget, by tenant. The daemon shows others' only to admins.",
            StatisticKind::kList)
           .Titled("memory by tenant"),
       Word("host_tier_huge_pages", &R::host_tier_huge_pages,
@@ -222,7 +222,7 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Counter("evicted_bytes", &R::evicted_bytes, kBytes, "Bytes of segments evicted."),
       Counter("expired", &R::expired, kNone, "Prefixes removed because their time was over."),
       Word("tenants", &R::tenants,
-           "What tenants store. The daemon shows others' only to its own user.",
+           "What tenants store. The daemon shows others' only to admins.",
            StatisticKind::kList),
       Counter("scrub_bytes", &R::scrub_bytes, kBytes, "Verified in the background.")
           .Titled("scrub verified"),

@@ -22,12 +22,12 @@ Result<Json> RequestHandler::Explain(const Request& request) const {
   return ToJson(explanation);
 }
 
-// Others may be about to put under an idle model, so only the daemon's own user removes one.
+// Others may be about to put under an idle model, so only an operator removes one.
 Result<Json> RequestHandler::RemoveModel(const Request& request) {
   PREFIXD_ASSIGN(const auto name, Field<std::string>(request.control, "model"));
   if (!peer_.trusted && !peer_.admin) {
     return Error{Code::kFailedPrecondition,
-                 "models are removed by the daemon's own user over its Unix socket"};
+                 "models are removed by the daemon's own user over its Unix socket, or with the right 'admin'"};
   }
   PREFIXD_TRY(store_.RemoveModel(name));
   return Json::object();

@@ -288,10 +288,36 @@ Status RequestHandler::CheckRight(MessageType type) const {
     case MessageType::kWaitReady:
     case MessageType::kStats:
       return {};  // who stores asks this too
-    default:
+    case MessageType::kMatch:
+    case MessageType::kAttach:
+    case MessageType::kStep:
+    case MessageType::kAttendExact:
+    case MessageType::kReadRows:
+    case MessageType::kReadRange:
+    case MessageType::kSelect:
+    case MessageType::kSummary:
+    case MessageType::kSetPolicy:
+    case MessageType::kReport:
+    case MessageType::kDetach:
+    case MessageType::kPrefix:
+    case MessageType::kVerify:
+    case MessageType::kReadInPlace:
+    case MessageType::kReleaseRows:
+    case MessageType::kReadLayer:
+    case MessageType::kReadTokens:
+    case MessageType::kListPrefixes:
+    case MessageType::kExplain:
+    case MessageType::kSnapshot:
       if (!peer_.read) return lacks("read");
       return {};
+    case MessageType::kHello:
+    case MessageType::kCancel:
+    case MessageType::kReply:
+    case MessageType::kError:
+    case MessageType::kProgress:
+      return {};  // none of the store's; Dispatch refuses what is no request
   }
+  return lacks("read");  // a number that is no message; Dispatch says so
 }
 
 Result<std::string> RequestHandler::TenantFor(const std::string& named) const {

@@ -51,7 +51,7 @@ struct ConnectOptions {
   std::string tls_ca;
   // This client's own, for a daemon that asks who it is (tls.client_ca).
   std::string tls_certificate, tls_key;
-  bool admin = false;  // serves every tenant; only for the daemon's own user over its Unix socket
+  bool admin = false;  // serves every tenant; for the daemon's own user and for tokens with the right admin
 };
 // address: "unix:/path/to.sock", a plain path, "tcp:host:port", or "tls:host:port". The last needs
 // libprefixd-tls.so, which is searched as libprefixd-embedded.so is, and a certificate that bears

@@ -110,7 +110,7 @@ typedef struct pfx_connect_options {
    * (PFX_DEADLINE_EXCEEDED), and the connection stays. */
   uint32_t call_timeout_ms;
   int no_shared_memory; /* sends tensors through the socket in any case */
-  int admin; /* serves every tenant; only for the daemon's own user over its Unix socket */
+  int admin; /* serves every tenant; for the daemon's own user and tokens with the right admin */
   /* How long calls wait for a daemon that went away; sessions then attach again by themselves.
    * Default 5 s; UINT32_MAX: not at all. */
   uint32_t reconnect_ms;
@@ -150,8 +150,8 @@ PFX_API pfx_code pfx_model(pfx_store* client, const char* name, char** json);
  * or NULL for the first page; "after" is the "next" of the page before, which is "" behind the
  * last. */
 PFX_API pfx_code pfx_list_models(pfx_store* client, const char* list_json, char** json);
-/* PFX_FAILED_PRECONDITION while segments of it are stored. Over a connection only the daemon's own
- * user may do it. */
+/* PFX_FAILED_PRECONDITION while segments of it are stored. Over a connection it is for the
+ * daemon's own user and for admins. */
 PFX_API pfx_code pfx_remove_model(pfx_store* client, const char* name);
 
 /* ---- storing a prompt ---------------------------------------------------------------------- */
@@ -423,11 +423,11 @@ PFX_API pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_he
                             size_t q_count, uint32_t k, uint32_t* ids, size_t* n_ids, pfx_cut* cuts,
                             size_t n_cuts);
 
-/* Reports what the session has read so far: info, total, per_head. */
 /* Ends the calls of this session that run now, on any thread, with PFX_CANCELLED; later calls are
  * not concerned. Any thread may call it; it does not wait. */
 PFX_API pfx_code pfx_session_cancel(pfx_session* session);
 
+/* Reports what the session has read so far: info, total, per_head. Free `*json` with pfx_free. */
 PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
 /* Ends the session and returns its report (`json` may be NULL); later calls with it fail with
  * PFX_FAILED_PRECONDITION. Free the handle with pfx_session_free all the same; that also

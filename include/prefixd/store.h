@@ -113,8 +113,8 @@ class Store {
   virtual Result<ModelSpec> Model(std::string_view name) = 0;  // kNotFound
   // Models are common to all tenants: ListSpec::tenant has no meaning here.
   virtual Result<ModelPage> ListModels(const ListSpec& spec) = 0;
-  // kFailedPrecondition names how many segments of the model are stored. Over a connection only the
-  // daemon's own user may do it.
+  // kFailedPrecondition names how many segments of the model are stored. Over a connection it is
+  // for the daemon's own user and for admins.
   virtual Status RemoveModel(std::string_view name) = 0;
 
   virtual Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) = 0;

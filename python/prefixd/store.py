@@ -98,7 +98,7 @@ class Store:
 
     def remove_model(self, name: str) -> None:
         """Removes a model that nothing is stored for; FailedPrecondition otherwise. Over a connection
-        only the daemon's own user may do it."""
+        it is for the daemon's own user and for admins."""
         self.core.remove_model(name)
 
     # ---- putting and attaching ----

@@ -7,7 +7,6 @@
 // allocates nothing, waits for nothing and reads nothing back, so that a CUDA graph can capture it.
 // k and the number of keys are read on the device and may change between replays within the shape's
 // limits.
-// number of keys are read on the device and may change between replays within the shape's limits.
 //
 //   scores -> logsumexp per head -> rank of each key -> radix selection -> ids ascending, cuts
 //

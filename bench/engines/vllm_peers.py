@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench/engines"))
 
 from model_text import token_ids  # noqa: E402
 from run_facts import ratios, run_facts, spread  # noqa: E402
@@ -180,7 +180,7 @@ def engine(side: Side, work: dict[str, Any]) -> dict[str, Any]:
     work = {**work, "transfer": side.transfer(), "pids": side.pids()}
     log = Path(side.folder.parent, "engine.log")
     with log.open("ab") as errors:
-        process = subprocess.Popen([sys.executable, ROOT / "bench/vllm_engine.py"], stdin=subprocess.PIPE,
+        process = subprocess.Popen([sys.executable, ROOT / "bench/engines/vllm_engine.py"], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, stderr=errors, text=True,
                                    env={**os.environ, **side.environment})
     assert process.stdin is not None and process.stdout is not None

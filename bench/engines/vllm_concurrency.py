@@ -3,8 +3,8 @@
 1 GiB, and how fast: vLLM alone, the stored prompts loaded into its blocks, and attached.
 
     make python-module model-smollm2 && scripts/setup_python.sh vllm
-    .venv/bin/python bench/vllm_concurrency.py --json out.json
-    .venv/bin/python bench/vllm_chats_picture.py out.json out.svg
+    .venv/bin/python bench/engines/vllm_concurrency.py --json out.json
+    .venv/bin/python bench/engines/vllm_chats_picture.py out.json out.svg
 
 One prompt is computed once, and its rows are put under a salt for each chat, so that no two chats share
 anything. Each chat asks a question of its own. vLLM's prefix caching is on everywhere."""
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench/engines"), str(ROOT / "python")]
 
 from run_facts import run_facts  # noqa: E402
 from vllm_engine import resident  # noqa: E402
