@@ -333,7 +333,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", o.model_dir, "Checkpoint, as `make model-smollm2` makes one")
       ->capture_default_str();
   app.add_option("--tokens", o.tokens_file,
-                 "A text's token ids, as bench/model_text.py writes them")
+                 "A text's token ids, as bench/engines/model_text.py writes them")
       ->capture_default_str();
   app.add_option("--lengths", o.lengths, "Prompts, tokens; the longest last")
       ->capture_default_str();

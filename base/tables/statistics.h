@@ -221,8 +221,7 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Counter("evictions", &R::evictions, kNone, "Segments evicted."),
       Counter("evicted_bytes", &R::evicted_bytes, kBytes, "Bytes of segments evicted."),
       Counter("expired", &R::expired, kNone, "Prefixes removed because their time was over."),
-      Word("tenants", &R::tenants,
-           "What tenants store. The daemon shows others' only to admins.",
+      Word("tenants", &R::tenants, "What tenants store. The daemon shows others' only to admins.",
            StatisticKind::kList),
       Counter("scrub_bytes", &R::scrub_bytes, kBytes, "Verified in the background.")
           .Titled("scrub verified"),

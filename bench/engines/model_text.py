@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "demo" / "story"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "demo" / "story"))
 
 LICENCES = ("GPL-3", "LGPL-2.1", "Apache-2.0")
 

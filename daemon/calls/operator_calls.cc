@@ -27,7 +27,8 @@ Result<Json> RequestHandler::RemoveModel(const Request& request) {
   PREFIXD_ASSIGN(const auto name, Field<std::string>(request.control, "model"));
   if (!peer_.trusted && !peer_.admin) {
     return Error{Code::kFailedPrecondition,
-                 "models are removed by the daemon's own user over its Unix socket, or with the right 'admin'"};
+                 "models are removed by the daemon's own user over its Unix socket, or with the "
+                 "right 'admin'"};
   }
   PREFIXD_TRY(store_.RemoveModel(name));
   return Json::object();

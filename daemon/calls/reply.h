@@ -5,7 +5,7 @@
 #pragma once
 
 #include "base/memory_budget.h"
-#include "daemon/calls/request_handler.h"
+#include "daemon/calls/message.h"
 
 namespace prefixd::daemon {
 

@@ -20,7 +20,10 @@
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "daemon/calls/message.h"
+#include "daemon/calls/peer.h"
 #include "daemon/calls/slow_steps.h"
+#include "daemon/calls/step_scratch.h"
 #include "daemon/limits/slots.h"
 #include "daemon/watch/watch.h"
 #include "prefixd/result.h"
@@ -30,59 +33,6 @@
 #include "protocol/step_frame.h"
 
 namespace prefixd::daemon {
-
-struct Peer {
-  std::string tenant;
-  bool admin = false;    // requested and allowed
-  bool trusted = false;  // the daemon's own user (or root) over a Unix socket
-  bool local = false;    // connected over a Unix socket, which can pass descriptors
-  bool read = true, write = true;
-};
-
-struct Request {
-  wire::MessageType type = wire::MessageType::kHello;
-  bool shared = false;  // tensors lie in the connection's region
-  wire::Json control = wire::Json::object();
-  std::vector<std::byte> payload;
-  std::string id = {};  // RequestId
-};
-
-struct Response {
-  std::optional<Error> error;
-  wire::Json control = wire::Json::object();
-  std::vector<std::byte> payload;
-  int fd = -1;                       // sent with the reply
-  std::shared_ptr<const void> held;  // keeps fd open until then
-  MemoryCharge memory;               // the payload's
-  std::vector<std::byte> packed;     // the control part, as PackReply (reply.h) leaves it
-  MemoryCharge packed_memory;
-};
-
-// Small messages are counted and never refused: a client must be able to detach, cancel and ask why
-// when memory is short.
-inline constexpr uint64_t kSmallMessageBytes = 64u << 10;
-inline Result<MemoryCharge> TakeForMessage(const MemoryAccount& account, uint64_t bytes) {
-  if (bytes > kSmallMessageBytes) return account.Take(MemoryKind::kMessages, bytes);
-  return account.Charge(MemoryKind::kMessages, bytes);
-}
-
-// What one thread keeps from step to step, so that steps through a ring allocate nothing here.
-struct StepScratch {
-  explicit StepScratch(const MemoryAccount& account)
-      : memory(account.Charge(MemoryKind::kMessages)) {}
-  std::vector<std::byte> request;  // a private copy
-  std::vector<wire::StepEntry> entries;
-  std::vector<std::shared_ptr<Session>> sessions;
-  std::vector<StepInfo> infos;
-  std::vector<StepRequest> steps;
-  std::vector<float> answers;  // y and lse of all steps
-  MemoryCharge memory;
-};
-struct StepServed {
-  bool ok = false;  // false: the call was refused as a whole
-  uint32_t steps = 0;
-  uint32_t spin_us = 0;  // StepHeader::spin_us
-};
 
 Error NoSession(uint64_t handle);  // on this connection
 
@@ -97,11 +47,6 @@ struct HandlerLimits {
   SlowSteps* slow_steps = nullptr;
   uint64_t connection = 0;  // for the ids of requests
 };
-
-// The id under which a call stands in logs: "c12-345", and with what the client calls it
-// "c12-345/NAME". Steps that come through a ring have no number: "c12-ring".
-std::string RequestId(uint64_t connection, uint64_t number, const wire::Json& control);
-inline constexpr size_t kMaxTraceBytes = 64;
 
 class RequestHandler {
  public:

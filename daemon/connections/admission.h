@@ -2,7 +2,7 @@
 #pragma once
 
 #include "daemon/access/access.h"
-#include "daemon/calls/request_handler.h"
+#include "daemon/calls/peer.h"
 #include "daemon/connections/server_context.h"
 #include "prefixd/result.h"
 #include "protocol/codec.h"

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/call_scope.h"
-#include "daemon/calls/request_handler.h"
+#include "daemon/calls/message.h"
 #include "daemon/connections/frame_reader.h"
 #include "daemon/connections/server_context.h"
 

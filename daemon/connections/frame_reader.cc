@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "daemon/calls/request_handler.h"
+#include "daemon/calls/message.h"
 
 namespace prefixd::daemon {
 

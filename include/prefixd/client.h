@@ -45,13 +45,14 @@ struct ConnectOptions {
   // to poll for the next step: less delay for the time of two cores. Takes effect with shared
   // memory; the daemon polls for 2 ms at most, with few threads (limits.polling_threads).
   uint32_t spin_us = 0;
-  std::string token;  // for TCP, where the daemon requires one
+  std::string token;  // where the daemon requires one (auth.tokens)
   // For "tls:" addresses; PEM files. Who may have signed the daemon's certificate; "": the file
   // that the environment names as PREFIXD_TLS_CA, else who the system trusts.
   std::string tls_ca;
   // This client's own, for a daemon that asks who it is (tls.client_ca).
   std::string tls_certificate, tls_key;
-  bool admin = false;  // serves every tenant; for the daemon's own user and for tokens with the right admin
+  bool admin =
+      false;  // serves every tenant; for the daemon's own user and for tokens with the right admin
 };
 // address: "unix:/path/to.sock", a plain path, "tcp:host:port", or "tls:host:port". The last needs
 // libprefixd-tls.so, which is searched as libprefixd-embedded.so is, and a certificate that bears

@@ -75,7 +75,7 @@ typedef struct pfx_session pfx_session;
 typedef struct pfx_restore pfx_restore;
 typedef struct pfx_pending_match pfx_pending_match;
 
-PFX_API const char* pfx_version(void);            /* "0.1.0", static */
+PFX_API const char* pfx_version(void);            /* "0.2.0", static */
 PFX_API const char* pfx_code_name(pfx_code code); /* "not_found", static */
 PFX_API const char* pfx_last_error(void);         /* "" before the first failure */
 /* Of the same failure: when the call is worth trying again (PFX_RESOURCE_EXHAUSTED, where memory
@@ -104,7 +104,7 @@ typedef struct pfx_connect_options {
   size_t struct_size;
   const char* address;         /* "unix:/path", a plain path, "tcp:host:port" or "tls:host:port" */
   const char* tenant;          /* default for calls that name none */
-  const char* token;           /* for TCP, where the daemon requires one */
+  const char* token;           /* where the daemon requires one (auth.tokens) */
   uint32_t connect_timeout_ms; /* default 5 s */
   /* Default 120 s; UINT32_MAX: none. The daemon ends a call that takes longer
    * (PFX_DEADLINE_EXCEEDED), and the connection stays. */
@@ -127,9 +127,14 @@ typedef struct pfx_connect_options {
 #define PFX_CONNECT_OPTIONS_INIT \
   { sizeof(pfx_connect_options), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
+/* Both write a handle into `client`, to be ended with pfx_store_close. PFX_FAILED_PRECONDITION:
+ * another process has the directory open. */
 PFX_API pfx_code pfx_open(const pfx_open_options* options, pfx_store** client);
+/* PFX_UNAVAILABLE: no daemon answers there, within connect_timeout_ms. */
 PFX_API pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client);
+/* Ends and frees it; sessions, puts and restores must be freed before. Ignores NULL. */
 PFX_API void pfx_store_close(pfx_store* client);
+/* {"runtime": {...}, ...}: docs/reference.md has every statistic. Free `*json` with pfx_free. */
 PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
 
 /* ---- models -------------------------------------------------------------------------------- */
@@ -145,6 +150,7 @@ PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
  * put everything into it that changes keys or values. Idempotent for an equal description;
  * PFX_ALREADY_EXISTS when the name is taken by another model. */
 PFX_API pfx_code pfx_register_model(pfx_store* client, const char* model_json);
+/* A model as it was registered; PFX_NOT_FOUND. Free `*json` with pfx_free. */
 PFX_API pfx_code pfx_model(pfx_store* client, const char* name, char** json);
 /* One page: {"models": [...], "next": "..."}, by name. `list_json`: {"after": "...", "limit": n},
  * or NULL for the first page; "after" is the "next" of the page before, which is "" behind the
@@ -199,6 +205,8 @@ typedef struct pfx_put_result {
 #define PFX_PUT_RESULT_INIT \
   { sizeof(pfx_put_result), "", 0, 0, 0, 0, 0, "" }
 
+/* Begins a put, to be ended with pfx_put_commit or pfx_put_abort. PFX_NOT_FOUND: no such model;
+ * PFX_RESOURCE_EXHAUSTED: no room, for these rows or for one more put. */
 PFX_API pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_put** put);
 /* Tokens [begin, end) that are not stored yet: only these need rows; others are skipped. */
 PFX_API pfx_code pfx_put_missing(const pfx_put* put, uint32_t* begin, uint32_t* end);
@@ -268,7 +276,10 @@ PFX_API pfx_code pfx_explain(pfx_store* client, const pfx_match_options* options
 /* One page of summaries, by tenant and id: {"prefixes": [...], "next": "..."}. `list_json` as for
  * pfx_list_models, and "tenant" for one tenant's alone. */
 PFX_API pfx_code pfx_list_prefixes(pfx_store* client, const char* list_json, char** json);
+/* Everything of one prefix (PFX_NOT_FOUND); free `*json` with pfx_free. */
 PFX_API pfx_code pfx_prefix(pfx_store* client, const char* prefix, char** json);
+/* Removes the name; tokens that others continue stay with those. PFX_FAILED_PRECONDITION: a session
+ * has it open. */
 PFX_API pfx_code pfx_remove(pfx_store* client, const char* prefix);
 /* {"pinned": true, "ttl_seconds": 3600}: absent fields stay unchanged. */
 PFX_API pfx_code pfx_set_lifetime(pfx_store* client, const char* prefix, const char* lifetime_json);
@@ -326,6 +337,7 @@ typedef struct pfx_session_shape {
 /* PFX_NOT_FOUND when no stored prefix matches. */
 PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options,
                             pfx_session** session);
+/* Set struct_size before; the members that fit into it are written. */
 PFX_API pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* shape);
 /* One layer's heads and dimensions, which are those of pfx_session_shape unless the model was
  * registered with others; all members behind struct_size 0: the layer has no rows. */
@@ -433,6 +445,7 @@ PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
  * PFX_FAILED_PRECONDITION. Free the handle with pfx_session_free all the same; that also
  * detaches where this was not called. */
 PFX_API pfx_code pfx_session_detach(pfx_session* session, char** json);
+/* Detaches, where that was not done, and frees. Ignores NULL. */
 PFX_API void pfx_session_free(pfx_session* session);
 
 /* ---- restoring ------------------------------------------------------------------------------ */

@@ -69,6 +69,7 @@ class PutStream {
   // A part waits until all parts have committed, up to PutSpec::wait_ms; all get one result. When
   // the time is over the heads that lack are named (kFailedPrecondition), and it may commit again.
   virtual Result<PutResult> Commit() = 0;
+  // Drops what was written. Any thread's later calls fail with kFailedPrecondition.
   virtual void Abort() = 0;
 };
 
@@ -117,6 +118,8 @@ class Store {
   // for the daemon's own user and for admins.
   virtual Status RemoveModel(std::string_view name) = 0;
 
+  // kNotFound: no such model. kResourceExhausted: no room for these rows beside what must stay, or
+  // too many puts are open. Destroying the stream before its commit aborts the put.
   virtual Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) = 0;
   // Returns the longest stored prefix of the spec's tokens; an empty match is no error. It ends
   // before the first derived token that the spec does not take.
@@ -147,6 +150,7 @@ class Store {
 
   // kInvalidArgument when `after` is no page's `next`.
   virtual Result<PrefixPage> ListPrefixes(const ListSpec& spec) = 0;
+  // kNotFound when there is none, or it is another tenant's.
   virtual Result<PrefixDetail> Prefix(std::string_view prefix) = 0;
   // Returns whose the prefix is (kNotFound: nobody's). A store of this process reads nothing that
   // the prefix consists of, so that the time does not tell whether there is one.
@@ -155,6 +159,8 @@ class Store {
     if (!detail.ok()) return detail.error();
     return std::move(detail->summary.tenant);
   }
+  // Removes the name; tokens that other prefixes continue stay with those. kNotFound, or
+  // kFailedPrecondition while a session has it open.
   virtual Status Remove(std::string_view prefix) = 0;
   // Durable when it returns. kNotFound when the prefix was removed or has expired.
   virtual Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) = 0;
@@ -173,6 +179,7 @@ class Store {
   // Does the same for all segments of one tenant.
   virtual Result<VerifySummary> VerifyTenant(std::string_view tenant,
                                              const ProgressFn& progress) = 0;
+  // What the store holds, has done and takes of memory since it was opened.
   virtual Result<RuntimeStats> Stats() = 0;
 };
 

@@ -1,3 +1,4 @@
+// A change of how long a prefix stays. A plain value.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// The time of day as the catalog writes it. Any thread.
 #pragma once
 
 #include <chrono>

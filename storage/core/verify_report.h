@@ -1,3 +1,4 @@
+// What a verification found, and how it tells of its progress. Plain values.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// What a tenant takes of the disk. A plain value.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Opens a stored prefix with all segments of its chain. Any thread; a prefix that several ask for
+// is opened once.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Begins and carries out puts of one store. Any thread; one put belongs to one thread at a time.
 #pragma once
 
 #include <cstdint>

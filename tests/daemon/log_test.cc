@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "daemon/calls/request_handler.h"
+#include "daemon/calls/message.h"
 #include "daemon/process/log_event.h"
 #include "daemon/process/logging.h"
 #include "tests/daemon/connections/ring_fixture.h"

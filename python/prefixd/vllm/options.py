@@ -17,7 +17,7 @@ _TYPES[type(None)] = (dict,)
 class Options:
     prefixd: str  # a daemon's address ("unix:...", "tcp:...", "tls:..."), or a directory: a daemon is started there
     tenant: str = ""  # whose prompts; "" as the daemon says
-    token: str = ""  # for TCP
+    token: str = ""  # where the daemon requires one
     store: bool = True  # store prompts
     load: bool = True  # load stored ones
     min_tokens: int = 0  # load and store only from so many tokens on
