@@ -16,7 +16,7 @@
 
 namespace prefixd::daemon {
 
-// By what a client was admitted.
+// How a client was admitted.
 struct Credential {
   Grant grant;
   std::optional<TokenHash> token;

@@ -115,7 +115,7 @@ class Families {
       }
     });
     if (!texts.empty()) {
-      Add("prefixd_" + table + "_info", "What there is no number for, as labels.", false, 1, texts);
+      Add("prefixd_" + table + "_info", "Texts, as labels of a constant 1.", false, 1, texts);
     }
   }
 

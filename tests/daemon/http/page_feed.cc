@@ -103,13 +103,14 @@ std::string OddTenant(size_t i) {
   }
 }
 
-int Main(const std::string& address) {
+// last: the label of one prefix.
+int Main(const std::string& address, const std::string& last) {
   std::vector<Client> clients;
   clients.push_back(Begin(address, "legal", "supply contract 2026", 12000, 14));
   clients.push_back(Begin(address, "support", "handbook, third edition", 8000, 9));
   clients.push_back(Begin(address, "research", "proceedings, volume 12", 4000, 3));
   clients.push_back(Begin(address, "legal", "annex", 1500, 2));
-  clients.push_back(Begin(address, "research", kEvil, 600, 1));
+  clients.push_back(Begin(address, "research", last, 600, 1));
   std::puts("feeding");
   std::fflush(stdout);
   for (uint32_t round = 0;; ++round) {
@@ -126,6 +127,6 @@ int main(int argc, char** argv) {
     prefixd::testing::Crowd(argv[1], std::strtoul(argv[2], nullptr, 10),
                             std::strtoul(argv[3], nullptr, 10));
   }
-  if (argc != 2) return 2;
-  return prefixd::testing::Main(argv[1]);
+  if (argc != 2 && argc != 3) return 2;
+  return prefixd::testing::Main(argv[1], argc == 3 ? argv[2] : prefixd::testing::kEvil);
 }

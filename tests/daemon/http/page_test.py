@@ -126,13 +126,13 @@ def shoot(browser: Browser, file: pathlib.Path, width: int, last: str) -> None:
     file.write_bytes(base64.b64decode(picture["data"]))
 
 
-def check_page(browser: Browser, checks: Checks, width: int, dark: bool) -> None:
+def check_page(browser: Browser, checks: Checks, width: int, dark: bool, attacked: bool) -> None:
     shown = str(browser.value("document.body.innerText"))
     for word in ("Tokens not prefilled again", "supply contract 2026", "legal", "llama-3.2-1b",
                  "Prefill time saved", "p99", "host memory", "retrieved", "not_found",
                  "no-such-model"):
         checks.that(f"the page shows '{word}'", word in shown)
-    checks.that("what a client named is shown as text", "<img src=x onerror=" in shown)
+    checks.that("what a client named is shown as text", not attacked or "<img src=x onerror=" in shown)
     checks.that("nothing of it became an element",
                 browser.value("document.images.length + document.scripts.length") == 1)
     checks.that("nothing of it ran", browser.value("window.evil === undefined"))
@@ -175,7 +175,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prefixd", required=True)
     parser.add_argument("--feed", required=True, help="page_feed")
-    parser.add_argument("--shots", type=pathlib.Path, help="write status-*.png there")
+    parser.add_argument("--shots", type=pathlib.Path, help="write status-*.png there, of clients that mean no harm")
     parser.add_argument("--seconds", type=float, default=12, help="let clients work so long first")
     args = parser.parse_args()
     program = next(filter(None, map(shutil.which, (
@@ -198,7 +198,8 @@ def main() -> int:
         try:
             ready = daemon.stdout.readline()
             url = next(word for word in ready.split() if word.startswith("http://")) + "/"
-            feed = subprocess.Popen([args.feed, f"unix:{socket}"], stdout=subprocess.PIPE, text=True)
+            feed = subprocess.Popen([args.feed, f"unix:{socket}", *(["glossary"] if args.shots else [])],
+                                    stdout=subprocess.PIPE, text=True)
             if feed.stdout.readline() != "feeding\n":
                 raise SystemExit("the clients do not work")
             time.sleep(args.seconds)
@@ -215,7 +216,7 @@ def main() -> int:
             for name, width, height, dark in (("light", 1120, 1000, False), ("dark", 1120, 1000, True),
                                               ("narrow", 400, 1000, True)):
                 look(browser, url, width, height, dark)
-                check_page(browser, checks, width, dark)
+                check_page(browser, checks, width, dark, attacked=not args.shots)
                 if args.shots:
                     args.shots.mkdir(parents=True, exist_ok=True)
                     shoot(browser, args.shots / f"status-{name}.png", width,
