@@ -4,11 +4,14 @@
 #include <prometheus/text_serializer.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
+#include <functional>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -163,7 +166,25 @@ class Families {
   std::vector<std::string> order_;
 };
 
-void AddWatch(const MetricsInput& input, Families* out) {
+// The tenants that are named, where more come than kNamedTenants: those that take most space.
+std::set<std::string> NamedTenants(const MetricsInput& input) {
+  std::map<std::string, uint64_t> takes;
+  for (const TenantStats& t : input.runtime.tenants) takes[t.tenant] += t.bytes;
+  for (const MemoryOfTenant& t : input.runtime.memory_tenants) {
+    takes[t.tenant] += t.bytes + t.host_tier_bytes;
+  }
+  for (const auto& [tenant, n] : input.prefixes) takes[tenant];
+  for (const Watch::Attachment& a : input.watch.sessions) takes[a.tenant];
+  std::vector<std::pair<uint64_t, std::string>> most;
+  for (const auto& [tenant, bytes] : takes) most.emplace_back(bytes, tenant);
+  const size_t kept = std::min(most.size(), kNamedTenants);
+  std::ranges::partial_sort(most, most.begin() + kept, std::greater());
+  std::set<std::string> named;
+  for (size_t i = 0; i < kept; ++i) named.insert(most[i].second);
+  return named;
+}
+
+void AddWatch(const MetricsInput& input, const std::set<std::string>& named, Families* out) {
   const Watch::Report& watch = input.watch;
   for (size_t i = 0; i < kTimedNames.size(); ++i) {
     out->AddHistogram("prefixd_call_seconds",
@@ -193,10 +214,12 @@ void AddWatch(const MetricsInput& input, Families* out) {
   for (const auto& [prefix, saved] : watch.saved)
     tenants[saved.tenant].second.tokens += saved.tokens;
   for (const auto& [tenant, n] : input.prefixes) {
+    if (!named.contains(tenant)) continue;
     out->Add("prefixd_tenant_prefixes", "Stored prefixes, by tenant.", false, double(n),
              {{"tenant", Utf8(tenant)}});
   }
   for (const auto& [tenant, held] : tenants) {
+    if (!named.contains(tenant)) continue;
     const Labels labels = {{"tenant", Utf8(tenant)}};
     out->Add("prefixd_tenant_sessions", "Attached sessions, by tenant.", false, double(held.first),
              labels);
@@ -223,9 +246,18 @@ std::string MetricsText(const MetricsInput& input) {
   out.Add("prefixd_ready", "1 where /readyz says that the daemon serves.", false,
           input.ready ? 1 : 0);
   out.AddTable("server", input.server);
-  out.AddTable("store", input.runtime);
+  const std::set<std::string> named = NamedTenants(input);
+  RuntimeStats runtime = input.runtime;
+  const auto unnamed = [&](const auto& of) { return !named.contains(of.tenant); };
+  const size_t left_out = std::erase_if(runtime.tenants, unnamed);
+  std::erase_if(runtime.memory_tenants, unnamed);
+  out.AddTable("store", runtime);
+  out.Add(
+      "prefixd_tenants_left_out",
+      "Tenants with stored prefixes that are not named here, because a hundred others take more.",
+      false, double(left_out));
   out.AddTable("ledger", input.watch.ledger);
-  AddWatch(input, &out);
+  AddWatch(input, named, &out);
   AddProcess(&out);
   return out.Text();
 }

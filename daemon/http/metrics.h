@@ -6,6 +6,7 @@
 // Thread-safety: free functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -26,6 +27,8 @@ struct MetricsInput {
   const std::map<std::string, uint64_t>& prefixes;  // by tenant
   bool ready = false;
 };
+// So many tenants are named at the most: what is scraped must not grow with whoever comes.
+inline constexpr size_t kNamedTenants = 100;
 std::string MetricsText(const MetricsInput& input);
 
 }  // namespace prefixd::daemon

@@ -1,11 +1,13 @@
 // Tests that nobody can make HTTP cost the daemon more than it may.
 #include <iterator>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "daemon/http/metrics.h"
 #include "tests/daemon/http/exposition.h"
 #include "tests/daemon/http/http_fixture.h"
 
@@ -186,6 +188,38 @@ TEST_F(HttpTest, ACrowdOfOddTenantsIsShownInPart) {
     if (series.starts_with("prefixd_tenant_sessions{")) attached += value;
   }
   EXPECT_EQ(attached, double(kSessions));
+}
+
+// What Prometheus keeps must not grow with the tenants that come: those that take most are named.
+TEST(MetricsTest, ManyTenantsAreNotAllNamed) {
+  const size_t kTenants = daemon::kNamedTenants * 3;
+  RuntimeStats runtime;
+  std::map<std::string, uint64_t> prefixes;
+  const auto name = [](size_t i) { return "tenant-" + std::to_string(i); };
+  for (size_t i = 0; i < kTenants; ++i) {
+    runtime.tenants.push_back({.tenant = name(i), .bytes = 1000 + (i * 7919) % kTenants});
+    runtime.memory_tenants.push_back({.tenant = name(i), .bytes = 1});
+    prefixes[name(i)] = 1;
+  }
+  const wire::ServerStats server;
+  const daemon::Watch::Report watch{};
+  const Exposition e = ParseExposition(daemon::MetricsText(
+      {{.sees = daemon::Viewer::Sees::kAll}, server, runtime, watch, prefixes, true}));
+  EXPECT_TRUE(e.wrong.empty()) << e.wrong.front();
+  EXPECT_EQ(e.Of("prefixd_tenants_left_out"), double(kTenants - daemon::kNamedTenants));
+  for (const std::string family :
+       {"prefixd_store_tenants_bytes", "prefixd_tenant_prefixes", "prefixd_tenant_sessions",
+        "prefixd_store_memory_tenants_bytes"}) {
+    size_t series = 0;
+    for (const auto& [key, value] : e.values) series += key.starts_with(family + "{");
+    EXPECT_EQ(series, daemon::kNamedTenants) << family;
+  }
+  // The one that takes most is among them, the one that takes least is not.
+  for (size_t i = 0; i < kTenants; ++i) {
+    const size_t rank = (i * 7919) % kTenants;
+    const std::string series = "prefixd_tenant_prefixes{tenant=\"" + name(i) + "\"}";
+    EXPECT_EQ(e.values.contains(series), rank >= kTenants - daemon::kNamedTenants) << series;
+  }
 }
 
 // It stops in order while readers ask and others hold connections.
