@@ -76,7 +76,7 @@ TradeOff MapOf(const LengthOutcome& length, const TierOutcome& tier);
 CompletedTimes CompletedOf(const TierOutcome& tier, const CompletionPoint& point);
 // Reads of `tier` over those of the first tier, at k_phi: its place on the axis of xi.
 double XiOf(const LengthOutcome& length, const TierOutcome& tier);
-// The completion whose step takes least.
+// The completion whose loading and computing take least; selection is the same for all.
 const CompletionPoint* BestCompletion(const TierOutcome& tier);
 // What an answer costs: from `tier` by completion, by Top-K at the paper's 1.8 times as many
 // tokens, by restoring and attending fully, and by computing the prompt again.

@@ -62,8 +62,8 @@ std::string EvenSentence(const LengthOutcome& length, const TierOutcome& tier) {
   std::string out = "With " + tier.name + ", reading 1% of " + Tokens(length.tokens) +
                     " and estimating the rest (" + best->name + ") costs as much as Top-K " +
                     AtPercent(with) + " (" + AtPercent(without) + " with selection left out)";
-  if (!with) return out + ": here the estimate is dear.";
-  if (*with <= 1) return out + ": the estimate comes for nothing.";
+  if (!with) return out + ": here the estimate costs more than it saves.";
+  if (*with <= 1) return out + ": the estimate costs nothing that can be measured.";
   return out + (*with <= kPaperGamma
                     ? ": it pays where Top-K would have to read 1.8 times as much to be as good, "
                       "as in the paper."
@@ -84,8 +84,8 @@ std::string RestoreSentence(const BreakEvenOutcome& outcome, const LengthOutcome
               : " at this machine's rate of matrix products (" + Flops(outcome.gemm_flops) + ")");
   out += restore <= prefill ? ": restoring is " + Times(prefill / restore) + " times faster"
                             : ": restoring is " + Times(restore / prefill) + " times slower";
-  return out + ", and computing would be as fast from " + Short(length.tokens / restore / 1e3) +
-         " tokens/ms on.";
+  return out + ", and an engine that computes " + Thousands(length.tokens / restore) +
+         " tokens a second is as fast.";
 }
 
 std::string AnswerSentence(const BreakEvenOutcome& outcome, const LengthOutcome& length,
@@ -98,7 +98,12 @@ std::string AnswerSentence(const BreakEvenOutcome& outcome, const LengthOutcome&
                     " waits " + Seconds(completed.token_ms / 1e3) +
                     " for attention by 1% and an estimate, and " +
                     Seconds(restored->token_ms / 1e3) + " by full attention";
-  if (completed.token_ms <= restored->token_ms) {
+  if (completed.token_ms == restored->token_ms) {
+    return out + (completed.once_ms <= restored->once_ms
+                      ? ": attaching is ahead of restoring from the first token."
+                      : ": restoring is better throughout.");
+  }
+  if (completed.token_ms < restored->token_ms) {
     const auto tokens = BreakEvenTokens(completed, *restored);
     return out + (tokens && *tokens <= 0
                       ? ": attaching is ahead of restoring from the first token."
@@ -121,9 +126,10 @@ std::vector<std::pair<std::string, TextTable>> BreakEvenTables(const BreakEvenOu
       const std::string where = Tokens(length.tokens) + ", " + tier.name;
       tables.emplace_back(where + ": per generated token, all layers, median [quartiles]",
                           TimesTable(tier));
-      tables.emplace_back(
-          where + ": 1% with an estimate is as fast as Top-K at so many %, reads xi times slower",
-          EvenTable(length, tier));
+      tables.emplace_back(where +
+                              ": 1% with an estimate is as fast as Top-K at so many %, reads xi "
+                              "times slower than measured here",
+                          EvenTable(length, tier));
     }
     TextTable ways = {{"way", "before the first token", "each token", "1,000 tokens"}};
     for (const TierOutcome& tier : length.tiers) {
@@ -153,7 +159,7 @@ std::vector<std::string> BreakEvenVerdict(const BreakEvenOutcome& outcome) {
   }
   verdict.push_back(
       "What an estimate spares in errors is a matter of the model and is not measured here "
-      "(docs/quality.md).");
+      "(see Quality in prefixd's documentation).");
   if (LoadPerCore() > 1.5) {
     verdict.push_back(
         "Other work disturbed this run: take its ratios as rough, and measure again on a quiet "
