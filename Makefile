@@ -64,11 +64,11 @@ test-vllm: python-module model-smollm2  ## the connector inside a real vLLM for 
 	@$(STAGE) "tests with vLLM" bash -c "cd python && ../.venv/bin/python -m pytest -q tests/vllm"
 
 test-page: setup $(BUILD)/build.ninja  ## the status page in a headless Chromium (apt-get install chromium); pictures in docs/images
-	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd page_feed
+	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd prefixctl page_feed
 	@$(STAGE) --show "the status page" python3 tests/daemon/http/page_test.py --prefixd $(BUILD)/bin/prefixd \
 	  --feed $(BUILD)/tests/daemon/page_feed
 	@$(STAGE) --show "its pictures" python3 tests/daemon/http/page_test.py --prefixd $(BUILD)/bin/prefixd \
-	  --feed $(BUILD)/tests/daemon/page_feed --shots docs/images
+	  --feed $(BUILD)/tests/daemon/page_feed --shots docs/images --prefixctl $(BUILD)/bin/prefixctl
 
 dev: setup  ## build with assertions and debug symbols, file by file, in build/dev
 	@cmake --preset dev && cmake --build --preset dev -j $(JOBS)

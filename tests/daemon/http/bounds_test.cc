@@ -202,9 +202,9 @@ TEST(MetricsTest, ManyTenantsAreNotAllNamed) {
     prefixes[name(i)] = 1;
   }
   const wire::ServerStats server;
-  const daemon::Watch::Report watch{};
+  const auto watch = std::make_unique<daemon::Watch::Report>();
   const Exposition e = ParseExposition(daemon::MetricsText(
-      {{.sees = daemon::Viewer::Sees::kAll}, server, runtime, watch, prefixes, true}));
+      {{.sees = daemon::Viewer::Sees::kAll}, server, runtime, *watch, prefixes, true}));
   EXPECT_TRUE(e.wrong.empty()) << e.wrong.front();
   EXPECT_EQ(e.Of("prefixd_tenants_left_out"), double(kTenants - daemon::kNamedTenants));
   for (const std::string family :

@@ -8,13 +8,18 @@ Without a Chromium it says so and exits with 77.
 
 import argparse
 import base64
+import fcntl
+import html
 import json
 import os
 import pathlib
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import urllib.parse
 
@@ -126,6 +131,36 @@ def shoot(browser: Browser, file: pathlib.Path, width: int, last: str) -> None:
     file.write_bytes(base64.b64decode(picture["data"]))
 
 
+def shoot_top(browser: Browser, file: pathlib.Path, prefixctl: str, socket: str) -> None:
+    """Keeps a picture of `prefixctl top` as a terminal of 118 columns shows it."""
+    columns = 118
+    ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    top = subprocess.Popen([prefixctl, "--socket", socket, "top", "--all-tenants", "--once"],
+                           stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    said = b""
+    try:
+        while more := os.read(ours, 1 << 16):
+            said += more
+    except OSError:  # as Linux ends a terminal that nobody has open
+        pass
+    top.wait()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode()).replace("\r", "").strip("\n")
+    page = ("<body style='margin:0;background:#16181d'><pre style='margin:0;padding:14px;display:inline-block;"
+            "color:#dcdfe4;font:13px/1.35 DejaVu Sans Mono,monospace'>" + html.escape(text) + "</pre>")
+    browser.call("Page.navigate", url="data:text/html;charset=utf-8," + urllib.parse.quote(page))
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and not browser.value(
+            "document.readyState === 'complete' && document.querySelector('pre') !== null"):
+        time.sleep(0.1)
+    size = browser.value("(r => [r.width, r.height])(document.querySelector('pre').getBoundingClientRect())")
+    picture = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True,
+                           clip={"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1})
+    file.write_bytes(base64.b64decode(picture["data"]))
+
+
 def check_page(browser: Browser, checks: Checks, width: int, dark: bool, attacked: bool) -> None:
     shown = str(browser.value("document.body.innerText"))
     for word in ("Tokens not prefilled again", "supply contract 2026", "legal", "llama-3.2-1b",
@@ -176,6 +211,7 @@ def main() -> int:
     parser.add_argument("--prefixd", required=True)
     parser.add_argument("--feed", required=True, help="page_feed")
     parser.add_argument("--shots", type=pathlib.Path, help="write status-*.png there, of clients that mean no harm")
+    parser.add_argument("--prefixctl", help="with --shots, its `top` on a picture, too")
     parser.add_argument("--seconds", type=float, default=12, help="let clients work so long first")
     args = parser.parse_args()
     program = next(filter(None, map(shutil.which, (
@@ -222,6 +258,8 @@ def main() -> int:
                     shoot(browser, args.shots / f"status-{name}.png", width,
                           "tierbar" if name == "narrow" else "prefixes-card")
             check_events(browser, checks, url)
+            if args.shots and args.prefixctl:
+                shoot_top(browser, args.shots / "top.png", args.prefixctl, socket)
 
             # When the daemon has gone the page says so.
             feed.kill()
