@@ -248,6 +248,9 @@ def main() -> int:
             checks.that("who has no token is told how", "enter it" in shown)
             checks.that("and sees no name", "legal" not in shown and "contract" not in shown, shown)
 
+            if args.shots and args.prefixctl:
+                shoot_top(browser, args.shots / "top.png", args.prefixctl, socket)
+
             browser.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {TOKEN}"})
             for name, width, height, dark in (("light", 1120, 1000, False), ("dark", 1120, 1000, True),
                                               ("narrow", 400, 1000, True)):
@@ -258,8 +261,6 @@ def main() -> int:
                     shoot(browser, args.shots / f"status-{name}.png", width,
                           "tierbar" if name == "narrow" else "prefixes-card")
             check_events(browser, checks, url)
-            if args.shots and args.prefixctl:
-                shoot_top(browser, args.shots / "top.png", args.prefixctl, socket)
 
             # When the daemon has gone the page says so.
             feed.kill()
