@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "measure/capacity/store_model.h"
 #include "measure/disk/attach_time.h"
 #include "measure/disk/memory_left.h"
 #include "measure/disk/scratch.h"
@@ -37,6 +38,12 @@ double DefaultHostTier(const fs::path& dir) {
 
 uint64_t Blocks(double bytes, double token_bytes, uint32_t block_tokens) {
   return std::max<uint64_t>(1, static_cast<uint64_t>(bytes / (token_bytes * block_tokens)));
+}
+
+// prefixd's own choice is made among segments. What is stored beside the rows is in `token_bytes`.
+StoreShape StoreOf(double bytes, double token_bytes) {
+  return {.token_bytes = token_bytes,
+          .quota_bytes = std::max<uint64_t>(1, static_cast<uint64_t>(bytes))};
 }
 
 }  // namespace
@@ -135,7 +142,7 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
   const uint32_t block = plan.log.block_tokens;
   const double on_disk = out.token_bytes_on_disk(), rows = double(plan.model.token_bytes());
   out.endless = ReplayRequests(plan.log, 0, Eviction::kScore);
-  out.disk = ReplayRequests(plan.log, Blocks(plan.disk_bytes, on_disk, block), Eviction::kScore);
+  out.disk = ReplayInModel(plan.log, StoreOf(plan.disk_bytes, on_disk));
   // The host tier holds what was used last, whatever the disk keeps.
   out.memory = ReplayRequests(plan.log, Blocks(plan.memory_bytes, rows, block), Eviction::kLru);
   const double all = double(out.endless.peak_blocks) * block * on_disk;
@@ -145,7 +152,9 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
     point.bytes = all * std::pow(1000, double(i) / (points - 1) - 1);  // from a thousandth to all
     const uint64_t blocks = Blocks(point.bytes, on_disk, block);
     for (const Eviction policy : kPolicies) {
-      point.hits.push_back(ReplayRequests(plan.log, blocks, policy));
+      point.hits.push_back(policy == Eviction::kScore
+                               ? ReplayInModel(plan.log, StoreOf(point.bytes, on_disk))
+                               : ReplayRequests(plan.log, blocks, policy));
     }
     out.curve.push_back(point);
   }
