@@ -142,6 +142,8 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
               "Models without prefixes that made room for new ones (limits.max_models)."),
       Counter("steps_joined", &R::steps_joined, kNone,
               "Calls that waited for cores and were run together with others."),
+      Counter("steps_stopped", &R::steps_stopped, kNone,
+              "Times that a call of steps stopped for another tenant's."),
       Gauge("bytes_on_disk", &R::bytes_on_disk, kBytes, "What the store takes on disk.")
           .Titled("on disk"),
       Gauge("bytes_free", &R::bytes_free, kBytes, "Free space of the file system.")

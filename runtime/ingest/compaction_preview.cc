@@ -30,8 +30,9 @@ class PreviewPrefix final : public storage::StoredPrefix {
     return inner_->ReadRange(layer, kv_head, range, part, out, use, stats);
   }
   Status VisitRows(uint32_t layer, uint32_t kv_head, storage::RowViews& room,
-                   const storage::RowVisitor& visit, ReadStats* stats) const override {
-    return inner_->VisitRows(layer, kv_head, room, visit, stats);
+                   const storage::RowVisitor& visit, storage::VisitPlace& place,
+                   ReadStats* stats) const override {
+    return inner_->VisitRows(layer, kv_head, room, visit, place, stats);
   }
   std::span<const StoredPart> parts() const override { return inner_->parts(); }
   Result<storage::RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,

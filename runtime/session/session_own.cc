@@ -25,32 +25,44 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
     own[h] = own_.rows(HeadOf(layer, heads.first + h));
     PREFIXD_TRY(CheckOwnBlock(layer, heads.first + h, own[h].size(), n, own_after));
   }
-  return services_->pool.ParallelFor(heads.n, [&](size_t h) -> Status {
-    const size_t head = HeadOf(layer, heads.first) + h;
-    const auto of_token = [&](size_t t) { return (t * heads.n + h) * group; };
-    // Gathers this KV head's queries of all tokens side by side, and its outputs likewise.
-    std::vector<float> head_q(n * group * shape.key_dim);
-    std::vector<float> head_y(n * group * shape.value_dim), head_lse(n * group);
+  const auto of_token = [&](size_t t, size_t h) { return (t * heads.n + h) * group; };
+  // Each KV head's queries of all tokens lie side by side, and its outputs likewise.
+  const size_t n_q = n * group * shape.key_dim, n_y = n * group * shape.value_dim;
+  std::vector<float> all_q(heads.n * n_q), all_y(heads.n * n_y), all_lse(heads.n * n * group);
+  StepQueue::Call call;
+  call.tenant = info_.tenant;
+  call.tasks.resize(heads.n);
+  for (size_t h = 0; h < heads.n; ++h) {
+    const auto head_q = std::span(all_q).subspan(h * n_q, n_q);
     for (size_t t = 0; t < n; ++t) {
-      std::copy_n(q.data() + of_token(t) * shape.key_dim, group * shape.key_dim,
-                  head_q.data() + t * group * shape.key_dim);
+      std::ranges::copy(q.subspan(of_token(t, h) * shape.key_dim, group * shape.key_dim),
+                        head_q.begin() + static_cast<ptrdiff_t>(t * group * shape.key_dim));
     }
-    Ledger ledger;
-    Status status = services_->steps.AttendExact(*plan, head, static_cast<uint32_t>(n * group),
-                                                 head_q, head_y, head_lse, ledger);
-    if (status.ok() && own[h].size() > 0) {
-      status = services_->steps.AttendOwn(*plan, head, own[h], n, own_after, head_q, head_y,
-                                          head_lse, ledger);
+    GroupTask& task = call.tasks[h];
+    task.plan = plan;
+    task.head = HeadOf(layer, heads.first) + h;
+    task.n_queries = static_cast<uint32_t>(n * group);
+    task.q = head_q;
+    task.y = std::span(all_y).subspan(h * n_y, n_y);
+    task.lse = std::span(all_lse).subspan(h * n * group, n * group);
+    task.own = std::move(own[h]);
+    task.own_after = own_after;
+    task.limits = *CarriedScope::Current();
+  }
+  services_->steps.Run(call);
+  Status status;
+  for (size_t h = 0; h < heads.n; ++h) {
+    GroupTask& task = call.tasks[h];
+    Charge(task.head, task.ledger);
+    if (!task.status.ok() && status.ok()) status = std::move(task.status);
+    for (size_t t = 0; t < n && status.ok(); ++t) {
+      std::ranges::copy(task.y.subspan(t * group * shape.value_dim, group * shape.value_dim),
+                        y.begin() + static_cast<ptrdiff_t>(of_token(t, h) * shape.value_dim));
+      std::ranges::copy(task.lse.subspan(t * group, group),
+                        lse.begin() + static_cast<ptrdiff_t>(of_token(t, h)));
     }
-    Charge(head, ledger);
-    PREFIXD_TRY(status);
-    for (size_t t = 0; t < n; ++t) {
-      std::copy_n(head_y.data() + t * group * shape.value_dim, group * shape.value_dim,
-                  y.data() + of_token(t) * shape.value_dim);
-      std::copy_n(head_lse.data() + t * group, group, lse.data() + of_token(t));
-    }
-    return {};
-  });
+  }
+  return status;
 }
 
 Status SessionImpl::Append(uint32_t layer, HeadRange heads, uint32_t n,

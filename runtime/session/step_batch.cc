@@ -62,6 +62,7 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
       growths[r] = *std::move(grown);
       growth = &growths[r];
     }
+    if (call.tasks.empty()) call.tenant = session->info().tenant;  // a client speaks for one
     const LayerShape shape = geometry.layer(request.layer);
     const size_t group = shape.group_size();
     const size_t first_head = (*plan)->prefix->model()->heads.of(request.layer, heads->first);

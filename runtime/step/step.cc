@@ -231,71 +231,6 @@ bool Retrieves(const GroupTask& task) {
          task.plan->prefix->partition().mid.size() > 0;
 }
 
-namespace {
-
-// Bounds the queries of an exact pass that are attended with between two looks at the call's end.
-constexpr size_t kProducts = 1u << 28;
-constexpr size_t kLeastQueries = 128;
-
-}  // namespace
-
-Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
-                  std::span<const float> q, std::span<float> y, std::span<float> lse,
-                  Ledger& ledger) {
-  const PreparedPrefix& prefix = *plan.prefix;
-  const KvGeometry& geometry = prefix.model()->spec.geometry;
-  const uint32_t layer = prefix.layer_of(head), n = prefix.n_tokens();
-  const RowShape row = geometry.row(layer);
-  const auto scratch = parts.scratch.Acquire();
-  const auto run_y = Scratch::Take(scratch->y, y.size());
-  const auto run_lse = Scratch::Take(scratch->lse, lse.size());
-  bool first = true;
-  struct Times {  // charges also when something throws
-    Ledger& ledger;
-    uint64_t compute_ns = 0, all_ns = 0;
-    ~Times() {
-      ledger.compute_ns += compute_ns;
-      ledger.read_ns += all_ns - compute_ns;
-    }
-  } times{ledger};
-  // Attends with queries [begin, begin + n): their sums do not depend on others'.
-  const auto attend_some = [&](const RowsView& rows, uint32_t begin, uint32_t n_some) {
-    const auto to_y = first ? y : run_y;
-    const auto to_lse = first ? lse : run_lse;
-    return parts.compute.AttendExact(
-        q.subspan(size_t{begin} * row.key_dim, size_t{n_some} * row.key_dim), n_some,
-        geometry.layers[layer], rows,
-        to_y.subspan(size_t{begin} * row.value_dim, size_t{n_some} * row.value_dim),
-        to_lse.subspan(begin, n_some));
-  };
-  const auto attend = [&](std::span<const RowRef> refs) -> Status {
-    StageTimer timer(times.compute_ns);
-    const RowsView rows = ScatteredRows(refs, row);
-    // So many queries that a call which is to end does so within some ten milliseconds.
-    const size_t products = std::max<size_t>(1, rows.count * (row.key_dim + row.value_dim));
-    const auto run = static_cast<uint32_t>(std::max<size_t>(kLeastQueries, kProducts / products));
-    for (uint32_t begin = 0; begin < n_queries; begin += std::min(run, n_queries - begin)) {
-      PREFIXD_TRY(CheckCall());
-      PREFIXD_TRY(attend_some(rows, begin, std::min(run, n_queries - begin)));
-    }
-    if (std::exchange(first, false)) return {};
-    for (uint32_t i = 0; i < n_queries; ++i) {
-      const size_t at = size_t{i} * row.value_dim;
-      MergeStates(y.subspan(at, row.value_dim), &lse[i], run_y.subspan(at, row.value_dim),
-                  run_lse[i]);
-    }
-    return {};
-  };
-  {
-    ReadCharge charge(ledger);
-    StageTimer timer(times.all_ns);
-    PREFIXD_TRY(prefix.stored().VisitRows(layer, prefix.kv_head_of(head), scratch->retrieved,
-                                          attend, &charge.reads));
-  }
-  ledger.logical_bytes += storage::RowsBytes(prefix.stored().parts(), row, TokenRange{0, n});
-  return {};
-}
-
 Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, const OwnRows& own,
                 uint32_t n, uint32_t after, std::span<const float> q, std::span<float> y,
                 std::span<float> lse, Ledger& ledger) {
@@ -336,36 +271,168 @@ Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, co
 
 namespace {
 
-Status FullStep(const StepParts& parts, GroupTask& task) {
-  const Partition& partition = task.plan->prefix->partition();
+uint32_t GroupOf(const GroupTask& task) {
   const PreparedPrefix& prefix = *task.plan->prefix;
-  const uint32_t group = prefix.model()->spec.geometry.group_size(prefix.layer_of(task.head));
-  task.rho_z.assign(group, 0);
-  if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
-  PREFIXD_TRY(
-      ExactGroup(parts, *task.plan, task.head, group, task.q, task.y, task.lse, task.ledger));
-  task.ledger.anchor_tokens += partition.anchor_count();
-  task.ledger.retrieved_tokens += partition.mid.size();
-  return {};
+  return prefix.model()->spec.geometry.group_size(prefix.layer_of(task.head));
 }
+
+// Bounds the queries of an exact pass that are attended with between two looks at the call's end:
+// by products of elements, but at least so many, as fewer cost more each.
+struct Piece {
+  size_t products;
+  uint32_t least;
+};
+constexpr Piece kPiece{1u << 28, 128};
+constexpr Piece kSharedPiece{1u << 25, 16};  // where other tenants wait
+
+// Computes exact attention of a task's queries over the whole prefix, streamed once, or the part of
+// it that the turn allows.
+class ExactVisit {
+ public:
+  ExactVisit(const StepParts& parts, GroupTask& task, uint32_t n_queries, StepTurn& turn)
+      : parts_(parts),
+        task_(task),
+        pass_(task.exact),
+        n_(n_queries),
+        turn_(turn),
+        prefix_(*task.plan->prefix),
+        layer_(prefix_.layer_of(task.head)),
+        row_(prefix_.row(task.head)),
+        scratch_(parts.scratch.Acquire()),
+        run_y_(Scratch::Take(scratch_->y, task.y.size())),
+        run_lse_(Scratch::Take(scratch_->lse, task.lse.size())) {}
+
+  // Returns whether the pass has ended. Charges bytes and time, not steps.
+  Result<bool> Run() {
+    if (pass_.queries > 0 && !pass_.first) {
+      std::ranges::copy(pass_.y, run_y_.begin());
+      std::ranges::copy(pass_.lse, run_lse_.begin());
+    }
+    const Times times{task_.ledger, compute_ns_};
+    ReadCharge charge(task_.ledger);
+    StageTimer timer(times.all_ns);
+    const auto visit = [this](std::span<const RowRef> refs) { return Attend(refs); };
+    const Status status =
+        prefix_.stored().VisitRows(layer_, prefix_.kv_head_of(task_.head), scratch_->retrieved,
+                                   visit, pass_.place, &charge.reads);
+    if (stopped_) return false;
+    PREFIXD_TRY(status);
+    task_.ledger.logical_bytes +=
+        storage::RowsBytes(prefix_.stored().parts(), row_, TokenRange{0, prefix_.n_tokens()});
+    return true;
+  }
+
+ private:
+  struct Times {  // charges also when something throws
+    Ledger& ledger;
+    const uint64_t& compute_ns;
+    mutable uint64_t all_ns = 0;
+    ~Times() {
+      ledger.compute_ns += compute_ns;
+      ledger.read_ns += all_ns - compute_ns;
+    }
+  };
+
+  // Ends the visit, which goes on from here.
+  Status Stop() {
+    if (pass_.queries > 0 && !pass_.first) {
+      pass_.y.assign(run_y_.begin(), run_y_.end());
+      pass_.lse.assign(run_lse_.begin(), run_lse_.end());
+    }
+    stopped_ = true;
+    return Error{Code::kCancelled, "another tenant's turn"};
+  }
+
+  Status Attend(std::span<const RowRef> refs) {
+    StageTimer timer(compute_ns_);
+    const RowsView rows = ScatteredRows(refs, row_);
+    const size_t products = std::max<size_t>(1, rows.count * (row_.key_dim + row_.value_dim));
+    while (pass_.queries < n_) {
+      // The first piece of a turn is done in any case.
+      if (std::exchange(worked_, true) && !turn_.GoesOn()) return Stop();
+      PREFIXD_TRY(CheckCall());
+      const Piece piece = turn_.shared() ? kSharedPiece : kPiece;
+      const auto run =
+          static_cast<uint32_t>(std::max<size_t>(piece.least, piece.products / products));
+      const uint32_t some = std::min(run, n_ - pass_.queries);
+      PREFIXD_TRY(AttendSome(rows, pass_.queries, some));
+      pass_.queries += some;
+    }
+    pass_.queries = 0;
+    if (std::exchange(pass_.first, false)) return {};
+    for (uint32_t i = 0; i < n_; ++i) {
+      const size_t at = size_t{i} * row_.value_dim;
+      MergeStates(task_.y.subspan(at, row_.value_dim), &task_.lse[i],
+                  run_y_.subspan(at, row_.value_dim), run_lse_[i]);
+    }
+    return {};
+  }
+
+  // Attends with queries [begin, begin + n): their sums do not depend on others'.
+  Status AttendSome(const RowsView& rows, uint32_t begin, uint32_t n) {
+    const auto to_y = pass_.first ? task_.y : run_y_;
+    const auto to_lse = pass_.first ? task_.lse : run_lse_;
+    return parts_.compute.AttendExact(
+        task_.q.subspan(size_t{begin} * row_.key_dim, size_t{n} * row_.key_dim), n,
+        prefix_.model()->spec.geometry.layers[layer_], rows,
+        to_y.subspan(size_t{begin} * row_.value_dim, size_t{n} * row_.value_dim),
+        to_lse.subspan(begin, n));
+  }
+
+  const StepParts& parts_;
+  GroupTask& task_;
+  PassState& pass_;
+  const uint32_t n_;
+  StepTurn& turn_;
+  const PreparedPrefix& prefix_;
+  const uint32_t layer_;
+  const RowShape row_;
+  const ScratchPool::Lease scratch_;
+  const std::span<float> run_y_, run_lse_;  // states over one batch
+  uint64_t compute_ns_ = 0;
+  bool worked_ = false, stopped_ = false;
+};
 
 // Sets the status of a task that has attended over the prefix, and lets it attend over its own
 // tokens. One that its call ended early counts for no step, and its session is charged with what it
 // read all the same.
 void End(const StepParts& parts, GroupTask& task, Status status) {
   if (status.ok() && task.own.size() > 0) {
-    status = MergeOwn(parts, *task.plan, task.head, task.own, 1, 0, task.q, task.y, task.lse,
-                      task.ledger);
+    const uint32_t n = task.n_queries == 0 ? 1 : task.n_queries / GroupOf(task);
+    status = MergeOwn(parts, *task.plan, task.head, task.own, n, task.own_after, task.q, task.y,
+                      task.lse, task.ledger);
   }
-  if (status.ok() || !EndedEarly(status.error())) task.ledger.steps += 1;
+  if (task.n_queries == 0 && (status.ok() || !EndedEarly(status.error()))) task.ledger.steps += 1;
   task.status = std::move(status);
+  task.done = true;
+}
+
+bool IsExact(const GroupTask& task) {
+  return task.n_queries > 0 || task.plan->policy.mode == StepMode::kFull;
+}
+
+// Runs an exact pass, or a step in mode full.
+void Exact(const StepParts& parts, GroupTask& task, StepTurn& turn) {
+  const Partition& partition = task.plan->prefix->partition();
+  const uint32_t group = GroupOf(task);
+  const bool step = task.n_queries == 0;
+  const auto ended = ExactVisit(parts, task, step ? group : task.n_queries, turn).Run();
+  if (!ended.ok()) return End(parts, task, ended.error());
+  if (!*ended) return;
+  if (step) {
+    task.rho_z.assign(group, 0);
+    if (task.plan->policy.report_missing) task.missing.assign(group, {0, true});
+    task.ledger.anchor_tokens += partition.anchor_count();
+    task.ledger.retrieved_tokens += partition.mid.size();
+  }
+  End(parts, task, {});
 }
 
 // The usual case, which needs no lists.
-void StepAlone(const StepParts& parts, GroupTask& task) {
+void StepAlone(const StepParts& parts, GroupTask& task, StepTurn& turn) {
   const CarriedScope scope(&task.limits);
   if (Status goes_on = CheckCall(); !goes_on.ok()) return End(parts, task, std::move(goes_on));
-  if (task.plan->policy.mode == StepMode::kFull) return End(parts, task, FullStep(parts, task));
+  if (IsExact(task)) return Exact(parts, task, turn);
   RetrievingStep step(parts, task);
   auto search = step.Search();
   if (search) SearchGroups(task.head, {&*search, 1}, step.scratch().search);
@@ -374,8 +441,8 @@ void StepAlone(const StepParts& parts, GroupTask& task) {
 
 }  // namespace
 
-void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
-  if (tasks.size() == 1) return StepAlone(parts, *tasks.front());
+void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks, StepTurn& turn) {
+  if (tasks.size() == 1) return StepAlone(parts, *tasks.front(), turn);
   std::deque<RetrievingStep> steps;
   std::vector<GroupTask*> of_step;
   std::vector<GroupSearch> searches;
@@ -386,8 +453,9 @@ void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks) {
       End(parts, *task, std::move(goes_on));
       continue;
     }
-    if (task->plan->policy.mode == StepMode::kFull) {
-      End(parts, *task, FullStep(parts, *task));
+    if (IsExact(*task)) {
+      Exact(parts, *task, turn);
+      if (!turn.GoesOn()) return;
       continue;
     }
     of_step.push_back(task);

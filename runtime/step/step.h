@@ -13,6 +13,7 @@
 #include "runtime/step/own_tokens.h"
 #include "runtime/step/plan.h"
 #include "runtime/work/scratch.h"
+#include "storage/read/row_access.h"
 
 namespace prefixd {
 
@@ -23,7 +24,26 @@ struct StepParts {
   GatheredRowCache& gathered_rows;
 };
 
-// One group's step.
+// Whether a thread may go on with tasks that it has begun.
+class StepTurn {
+ public:
+  virtual ~StepTurn() = default;
+  // Asked between pieces of work. False: other tenants' tasks go first, and what is not done stays
+  // as it is until it is asked for again.
+  virtual bool GoesOn() = 0;
+  // Others wait for the cores: pieces must be short.
+  virtual bool shared() const = 0;
+};
+
+// How far an exact pass has come.
+struct PassState {
+  storage::VisitPlace place;
+  bool first = true;          // no batch has ended
+  uint32_t queries = 0;       // of the batch after `place`: those that were attended with
+  std::vector<float> y, lse;  // their states over that batch, unless it is the first
+};
+
+// One group's step, or its share in an exact pass of several tokens.
 struct GroupTask {
   std::shared_ptr<const SessionPlan> plan;
   size_t head = 0;
@@ -34,6 +54,9 @@ struct GroupTask {
   bool shares_last = false;  // no later step may use it
   CallLimits limits;         // of its caller, who waits for it
   OwnRows own;               // attended exactly and merged in; empty: the prefix alone
+  uint32_t own_after = 0;    // of an exact pass, as MergeOwn takes it
+  uint32_t n_queries = 0;    // of an exact pass, in place of G; 0: a step
+  PassState exact;           // of an exact pass, or of a step in mode full
   // Outputs, also valid when the step failed half-way.
   Ledger ledger;
   std::vector<float> rho_z;          // [G], see StepInfo
@@ -55,15 +78,11 @@ struct GroupTask {
 // Whether a task retrieves; it then searches, unless it shares a set.
 bool Retrieves(const GroupTask& task);
 
-// Runs the steps of tasks with one key: their searches together, the rest one step after the other.
+// Runs tasks with one key: their searches together, the rest one after the other. Sets `done` of
+// those that have ended: all, unless the turn did not go on. Exact passes then go on where they
+// stopped, with the same result to the bit.
 // Thread-safety: any number of concurrent calls.
-void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks);
-
-// Computes exact attention of n_queries queries [n_queries][key_dim] of one KV head over the whole
-// prefix, streamed once. Charges bytes and time, not steps.
-Status ExactGroup(const StepParts& parts, const SessionPlan& plan, size_t head, uint32_t n_queries,
-                  std::span<const float> q, std::span<float> y, std::span<float> lse,
-                  Ledger& ledger);
+void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks, StepTurn& turn);
 
 // Attends exactly over own rows, too, and merges into y and lse, which hold the state of the
 // prefix: queries of n tokens of one KV head, [n][G][key_dim], of which the i-th sees the first

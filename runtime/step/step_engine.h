@@ -27,26 +27,13 @@ class StepEngine {
 
   // Returns when the call's tasks are done; each task has its own status.
   void Run(StepQueue::Call& call) { queue_.Run(call); }
-  // Computes exact attention of n_queries queries [n_queries][key_dim] of one KV head over the
-  // whole prefix, streamed once, on the calling thread. Charges bytes and time, not steps.
-  Status AttendExact(const SessionPlan& plan, size_t head, uint32_t n_queries,
-                     std::span<const float> q, std::span<float> y, std::span<float> lse,
-                     Ledger& ledger) {
-    return ExactGroup(parts_, plan, head, n_queries, q, y, lse, ledger);
-  }
-  // MergeOwn of step.h, on the calling thread.
-  Status AttendOwn(const SessionPlan& plan, size_t head, const OwnRows& own, uint32_t n,
-                   uint32_t after, std::span<const float> q, std::span<float> y,
-                   std::span<float> lse, Ledger& ledger) {
-    return MergeOwn(parts_, plan, head, own, n, after, q, y, lse, ledger);
-  }
 
   const Compute& compute() const { return *compute_; }
   const GatheredRowCache& gathered_rows() const { return gathered_rows_; }
   const StepQueue& queue() const { return queue_; }
 
  private:
-  void RunTasks(std::span<GroupTask*> tasks, const StepQueue::Note& task_done);
+  void RunTasks(std::span<GroupTask*> tasks, StepQueue::Service& service);
 
   const std::unique_ptr<Compute> compute_;
   ThreadPool& pool_;

@@ -69,6 +69,7 @@ RuntimeStats StatsOf(const Core& core) {
   stats.sessions_total = core.services.attached;
   stats.steps = core.services.stepped;
   stats.steps_joined = core.steps.queue().joined();
+  stats.steps_stopped = core.steps.queue().stopped();
   stats.bytes_on_disk = stored.bytes_on_disk;
   stats.bytes_free = stored.bytes_free;
   stats.bytes_written = stored.bytes_written;

@@ -74,4 +74,9 @@ struct RowViews {
 // A RowVisitor receives rows in place, valid until it returns; an error ends the visit.
 using RowVisitor = std::function<Status(std::span<const RowRef>)>;
 
+// How far a visit of a run's rows has come, so that another one goes on behind it.
+struct VisitPlace {
+  uint64_t batches = 0;  // those that were visited, from the first
+};
+
 }  // namespace prefixd::storage

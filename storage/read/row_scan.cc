@@ -19,13 +19,15 @@ constexpr uint32_t kBatchBytes = 4u << 20;
 class RowScan {
  public:
   RowScan(const ReadServices& services, const ScannedRows& rows, RowViews& room,
-          const RowVisitor& visit, ReadStats* stats)
+          const RowVisitor& visit, VisitPlace& place, uint64_t& before, ReadStats* stats)
       : services_(services),
         rows_(rows),
         layout_(rows.file.layout()),
         run_(layout_.of(rows.layer)),
         room_(room),
         visit_(visit),
+        place_(place),
+        before_(before),
         stats_(stats) {}
 
   Status Run() {
@@ -40,12 +42,17 @@ class RowScan {
       const uint32_t n = layout_.reclustered() ? layout_.chunk_size(chunk)
                                                : std::min(layout_.shape.n_tokens, rows_.n_tokens);
       for (uint32_t begin = 0; begin < n; begin += batch) {
+        if (before_ < place_.batches) {
+          ++before_;
+          continue;
+        }
         PREFIXD_TRY(CheckCall());
         const LetGo let_go{room_};
         const uint32_t end = std::min(n, begin + batch);
         PREFIXD_TRY(in_place ? ViewBatch(chunk, begin, end)
                              : ReadBatch(first + begin, first + end));
         if (!room_.rows.empty()) PREFIXD_TRY(visit_(room_.rows));
+        place_.batches = ++before_;
       }
     }
     return {};
@@ -188,6 +195,8 @@ class RowScan {
   const RunLayout& run_;
   RowViews& room_;
   const RowVisitor& visit_;
+  VisitPlace& place_;
+  uint64_t& before_;
   ReadStats* const stats_;
   std::vector<PagePiece> pieces_;
   std::vector<const std::byte*> where_;  // [pieces]
@@ -196,9 +205,9 @@ class RowScan {
 }  // namespace
 
 Status ScanRows(const ReadServices& services, const ScannedRows& rows, RowViews& room,
-                const RowVisitor& visit, ReadStats* stats) {
+                const RowVisitor& visit, VisitPlace& place, uint64_t& before, ReadStats* stats) {
   ReadStats ignored;
-  return RowScan(services, rows, room, visit, stats ? stats : &ignored).Run();
+  return RowScan(services, rows, room, visit, place, before, stats ? stats : &ignored).Run();
 }
 
 }  // namespace prefixd::storage

@@ -21,9 +21,9 @@ struct ScannedRows {
   RowShape row;  // the row's shape as delivered
 };
 
-// Does what StoredPrefix::VisitRows does, for one segment. Returns the errors of ReadPieces and of
-// `visit`.
+// Does what StoredPrefix::VisitRows does, for one segment. before: the batches of the prefix's
+// segments before it; those of this one are added. Returns the errors of ReadPieces and of `visit`.
 Status ScanRows(const ReadServices& services, const ScannedRows& rows, RowViews& room,
-                const RowVisitor& visit, ReadStats* stats);
+                const RowVisitor& visit, VisitPlace& place, uint64_t& before, ReadStats* stats);
 
 }  // namespace prefixd::storage

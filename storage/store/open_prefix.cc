@@ -131,13 +131,14 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
-                   ReadStats* stats) const override {
+                   VisitPlace& place, ReadStats* stats) const override {
     PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    uint64_t before = 0;
     for (const Link& link : links_) {
       PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
       const ScannedRows rows{
           *link.file, order, layer, kv_head, link.tokens.size(), model_.geometry.row(layer)};
-      PREFIXD_TRY(ScanRows(services_, rows, room, visit, stats));
+      PREFIXD_TRY(ScanRows(services_, rows, room, visit, place, before, stats));
     }
     return {};
   }

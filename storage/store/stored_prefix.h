@@ -61,9 +61,15 @@ class StoredPrefix {
   // Visits every row once, in runs of some megabytes, in stored order: for readers that do not mind
   // the order, such as exact attention. Rows are in place where the host tier has them, pinned
   // while `visit` runs; else copied into room.own. Streams as ReadRange does. room.rows is empty
-  // afterwards.
+  // afterwards. Begins behind `place`, and moves it with each run that `visit` has taken: a visit
+  // that `visit` ends with an error goes on with the run that it was given.
   virtual Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room,
-                           const RowVisitor& visit, ReadStats* stats) const = 0;
+                           const RowVisitor& visit, VisitPlace& place, ReadStats* stats) const = 0;
+  Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
+                   ReadStats* stats) const {
+    VisitPlace from_the_first;
+    return VisitRows(layer, kv_head, room, visit, from_the_first, stats);
+  }
   // Prefetches such rows (ascending, < n_tokens) into the host tier, behind all other reads, for a
   // step that may soon need them and does not wait. Reads at most max_bytes; ends when `stop` is
   // set (kCancelled, whatever the disk does). Does nothing where there is no tier, or where the

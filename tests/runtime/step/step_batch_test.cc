@@ -3,7 +3,8 @@
 #include <atomic>
 #include <thread>
 
-#include "runtime/step/step_queue.h"
+#include "base/call_scope.h"
+#include "runtime/work/thread_pool.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -140,106 +141,6 @@ TEST_F(StepBatchTest, ThreadsThatStepAtOnceGetWhatTheyGetAlone) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(store_->Stats().value().steps, sessions_.size() * 31);
-}
-
-// Calls have one task each; calls for one head are related.
-class StepQueueTest : public ::testing::Test {
- protected:
-  StepQueue::Call& NewCall(size_t head) {
-    StepQueue::Call& call = calls_.emplace_back();
-    call.tasks.resize(1);
-    call.tasks[0].plan = plan_;
-    call.tasks[0].head = head;
-    return call;
-  }
-
-  const std::shared_ptr<const SessionPlan> plan_ = std::make_shared<SessionPlan>();
-  std::deque<StepQueue::Call> calls_;
-};
-
-TEST_F(StepQueueTest, WhatWaitsForOnePrefixIsRunTogetherAndNothingElseWaits) {
-  std::mutex mutex;
-  std::condition_variable go;
-  bool open = false;
-  std::vector<std::vector<size_t>> batches;  // heads
-  StepQueue queue(2, [&](std::span<GroupTask*> tasks, const StepQueue::Note& done) {
-    std::unique_lock lock(mutex);
-    batches.emplace_back();
-    for (const GroupTask* task : tasks) batches.back().push_back(task->head);
-    go.notify_all();
-    go.wait(lock, [&] { return open; });
-    lock.unlock();
-    for (size_t i = 0; i < tasks.size(); ++i) done();
-  });
-  std::vector<std::thread> threads;
-  const auto run = [&](size_t head) {
-    threads.emplace_back([&queue, &call = NewCall(head)] { queue.Run(call); });
-  };
-  const auto begun = [&](size_t n) {
-    std::unique_lock lock(mutex);
-    go.wait(lock, [&] { return batches.size() == n; });
-  };
-  run(1);  // two cores: two begin at once, though they are related
-  begun(1);
-  run(1);
-  begun(2);
-  for (const size_t head : {7u, 8u, 7u, 9u, 7u}) {
-    run(head);
-    while (queue.waiting() < threads.size() - 2) std::this_thread::yield();
-  }
-  EXPECT_EQ(batches.size(), 2u);
-  {
-    std::lock_guard lock(mutex);
-    open = true;
-    go.notify_all();
-  }
-  for (std::thread& thread : threads) thread.join();
-  ASSERT_EQ(batches.size(), 5u);
-  std::sort(batches.begin(), batches.end());
-  const std::vector<std::vector<size_t>> want = {{1}, {1}, {7, 7, 7}, {8}, {9}};
-  EXPECT_EQ(batches, want);
-  EXPECT_EQ(queue.joined(), 3u);
-  EXPECT_EQ(queue.waiting(), 0u);
-  StepQueue::Call nothing;
-  queue.Run(nothing);
-}
-
-TEST_F(StepQueueTest, ACallThatIsToEndLeavesTheQueueUnlessAnotherTaskWaits) {
-  std::mutex mutex;
-  std::condition_variable go;
-  bool open = false;
-  size_t begun = 0;
-  StepQueue queue(1, [&](std::span<GroupTask*> tasks, const StepQueue::Note& done) {
-    std::unique_lock lock(mutex);
-    begun += tasks.size();
-    go.notify_all();
-    go.wait(lock, [&] { return open; });
-    lock.unlock();
-    for (size_t i = 0; i < tasks.size(); ++i) done();
-  });
-  CallCanceller canceller;
-  StepQueue::Call &first = NewCall(1), &leaves = NewCall(1), &stays = NewCall(2);
-  leaves.tasks[0].limits = stays.tasks[0].limits = CallLimits::Of(0, &canceller);
-  stays.tasks.push_back(NewCall(3).tasks[0]);  // a task of another session
-  std::thread one([&] { queue.Run(first); });
-  {
-    std::unique_lock lock(mutex);
-    go.wait(lock, [&] { return begun == 1; });
-  }
-  std::thread two([&] { queue.Run(leaves); }), three([&] { queue.Run(stays); });
-  while (queue.waiting() < 2) std::this_thread::yield();
-  canceller.Cancel();
-  two.join();  // although the core is not free
-  EXPECT_CODE(leaves.tasks[0].status, Code::kCancelled);
-  EXPECT_EQ(queue.waiting(), 1u);
-  {
-    std::lock_guard lock(mutex);
-    open = true;
-    go.notify_all();
-  }
-  one.join();
-  three.join();
-  EXPECT_EQ(begun, 3u);
 }
 
 TEST(ThreadPool, PiecesOfACallEndWithIt) {
