@@ -33,7 +33,8 @@ std::vector<Option> OptionsOf(Config& c) {
           .WithFlag("listen"),
       Switch("", "listen.tcp_insecure", &c.tcp_insecure,
              "Lets listen.tcp be an address other than loopback without tls.certificate, or "
-             "with neither auth.tokens nor tls.client_ca, though anyone may then overhear, or read, every prompt."),
+             "with neither auth.tokens nor tls.client_ca, though anyone may then overhear, or "
+             "read, every prompt."),
 
       Plain(
           "", "auth.tokens", &c.tokens_file, "path",
