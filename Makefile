@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch test-page dev asan tsan fuzz torture soak bench \
-        bench-build bench-model bench-vllm llama-cpp results format check-format tidy install wheel test-wheel deb test-deb python-module \
+        bench-build bench-model bench-vllm bench-peers llama-cpp results format check-format tidy install wheel test-wheel deb test-deb python-module \
         gpu-only compiler-only tidy-changed test-vllm model model-smollm2 phi quality golden reference clean
 
 BUILD := build/release
@@ -135,6 +135,12 @@ bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and 
 bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (an hour; VLLM_PEERS_ARGS="--lengths 2050")
 	@scripts/setup_python.sh vllm
 	@.venv/bin/python bench/engines/vllm_peers.py --json build/vllm-peers.json $(VLLM_PEERS_ARGS)
+
+bench-peers: python-module  ## prefixd beside safetensors, RocksDB, LMCache, Mooncake and llama.cpp (20 minutes; 200 MB are fetched once; PEERS_ARGS="--quick")
+	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd
+	@scripts/setup_debian.sh packages-peers.txt
+	@scripts/setup_python.sh peers
+	@build/peers/bin/python bench/peers/peers_bench.py --json build/peers.json $(PEERS_ARGS)
 
 results:  ## docs/results.md anew from docs/results/*.json (scripts/results.py take FILE RUN keeps a new run)
 	@scripts/results.py

@@ -4,13 +4,15 @@
 #   setup_python.sh models  the same, and what makes checkpoints of the small real models
 #   setup_python.sh torch   the same, and PyTorch and Transformers: the splice, training, evaluation
 #   setup_python.sh vllm    the same, and a vLLM that runs on a CPU (x86-64, Python 3.11)
+# Or another environment, build/peers:
+#   setup_python.sh peers   what bench/peers measures beside prefixd (x86-64, Python 3.11)
 #
 # PyPI's PyTorch for x86-64 names CUDA's libraries, 3.5 GB that a CPU never calls. They are left out
 # (--no-deps), and scripts/cuda_stubs.py puts empty ones in their place. A later `pip install` of
 # anything that depends on PyTorch would fetch them after all: use --no-deps there, too.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-what=${1:?usage: setup_python.sh core|models|torch|vllm}
+what=${1:?usage: setup_python.sh core|models|torch|vllm|peers}
 venv=$root/.venv
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
@@ -24,7 +26,7 @@ install() {
   local list=$1 fetched=$2 stamp=$venv/$1.sha256
   shift 2
   if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then return; fi
-  [ -f "$stamp" ] || printf '== Python packages for %s: %s are fetched once, into .venv\n' "$list" "$fetched"
+  [ -f "$stamp" ] || printf '== Python packages for %s: %s are fetched once, into %s\n' "$list" "$fetched" "${venv#"$root/"}"
   rm -f "$stamp"
   "$venv/bin/python" -c 'import pip' 2>/dev/null || "$python" -m venv "$venv"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check --progress-bar off -r "$lists-$list.txt" "$@"
@@ -35,7 +37,14 @@ install() {
 }
 
 constraints=(-c "$lists-torch.txt" -c "$lists-vllm.txt")
-case $what in core | models | torch | vllm) ;; *) echo "setup_python.sh: core, models, torch or vllm, not $what" >&2; exit 2 ;; esac
+case $what in core | models | torch | vllm | peers) ;; *) echo "setup_python.sh: core, models, torch, vllm or peers, not $what" >&2; exit 2 ;; esac
+if [ "$what" = peers ]; then
+  [ "$(uname -m)" = x86_64 ] || { echo "the peers are here for x86-64 alone" >&2; exit 1; }
+  venv=$root/build/peers constraints=()
+  want=$(cat "$lists-peers.txt" "$0" | sha256sum)
+  install peers "200 MB" --no-deps --require-hashes
+  exit 0
+fi
 install core "40 MB" "${constraints[@]}"
 [ "$what" != core ] || exit 0
 install models "30 MB" "${constraints[@]}"

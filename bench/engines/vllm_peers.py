@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,11 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench/engines"))
 
+from lmcache_package import install_lmcache  # noqa: E402
 from model_text import token_ids  # noqa: E402
 from run_facts import ratios, run_facts, spread  # noqa: E402
 
-LMCACHE = ROOT / "build/lmcache"
-LMCACHE_LIST = ROOT / "python/requirements-lmcache.txt"
 BESIDE = (1, 4, 16)  # requests at once
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -108,14 +106,7 @@ class LmCache(Side):
     name = "LMCache"
 
     def prepare(self) -> None:
-        if (LMCACHE / "list").exists() and (LMCACHE / "list").read_text() == LMCACHE_LIST.read_text():
-            pass
-        else:
-            shutil.rmtree(LMCACHE, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-                            "--target", LMCACHE, "-r", LMCACHE_LIST], check=True)
-            (LMCACHE / "list").write_text(LMCACHE_LIST.read_text())
-        self.environment = {"PYTHONPATH": str(LMCACHE), "LMCACHE_TRACK_USAGE": "false"}
+        self.environment = {"PYTHONPATH": str(install_lmcache(sys.executable)), "LMCACHE_TRACK_USAGE": "false"}
         self.port, page = free_port(), free_port()
         self.start(
             [sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", self.port,

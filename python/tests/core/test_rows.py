@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import prefixd
-from tests.prompts import DIM, FULL, LAYERS, SMALL, Prompt, spec
+from tests.prompts import DIM, FULL, KV_HEADS, LAYERS, SMALL, Prompt, spec
 
 
 class Elsewhere:
@@ -146,6 +146,50 @@ def test_restore_brings_every_row_back(store: prefixd.Store) -> None:
             list(restore)
         with pytest.raises(prefixd.InvalidArgument, match="tokens"):
             session.restore(0, n + 1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_restore_fills_an_engines_own_arrays(store: prefixd.Store, dtype: str) -> None:
+    prompt = Prompt()
+    bits = {"f32": lambda a: a, "f16": lambda a: a.astype(np.float16),
+            "bf16": lambda a: (a.view(np.uint32) >> 16).astype(np.uint16)}[dtype]  # fmt: skip
+    k, v = bits(prompt.k), bits(prompt.v)
+    store.register_model(spec(dtype, dtype))
+    with store.begin_put(dtype, prompt.tokens) as put:
+        for layer in range(LAYERS):
+            put.write(layer, 0, k[layer], v[layer])
+    with store.attach(dtype, prompt.tokens, policy=FULL) as session:
+        n, seen = session.n_tokens, []
+        cache = [(np.zeros_like(k[0]), np.zeros_like(v[0])) for _ in range(LAYERS)]
+        session.restore(buffer_bytes=1, progress=lambda done, total, _: seen.append(total - done)).fill(cache)
+        assert seen[-1] == 0
+        for layer, (keys, values) in enumerate(cache):
+            np.testing.assert_array_equal(keys[:n], k[layer, :n])
+            np.testing.assert_array_equal(values[:n], v[layer, :n])
+            assert not keys[n:].any() and not values[n:].any()
+        own = (np.ones_like(k[0]), np.ones_like(v[0]))
+        session.restore(5, 9, layers=(1, 2)).fill([own])
+        np.testing.assert_array_equal(own[0][:4], k[1, 5:9])
+        np.testing.assert_array_equal(own[1][4:], np.ones_like(v[0][4:]))
+
+
+def test_restore_fills_nothing_that_does_not_fit(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        n, whole = session.n_tokens, np.zeros_like(prompt.k[0])
+        turned = np.zeros((KV_HEADS, len(prompt.tokens), DIM), np.float32).swapaxes(0, 1)
+        for bad in (whole[: n - 1], turned, np.zeros((n, KV_HEADS, DIM + 1), np.float32), np.zeros(n, np.float32)):
+            for pair in ((bad, whole), (whole, bad)):
+                with pytest.raises(prefixd.InvalidArgument, match="of layer 1 must be contiguous"):
+                    session.restore().fill([(whole, whole), pair])
+        with pytest.raises(prefixd.InvalidArgument, match="not f32"):
+            session.restore().fill([(whole.astype(np.float16),) * 2] * LAYERS)
+        with pytest.raises(prefixd.InvalidArgument, match="the cache has 1"):
+            session.restore().fill([(whole, whole)])
+        with pytest.raises(prefixd.InvalidArgument, match="head-major"):
+            session.restore(head_major=True).fill([(whole, whole)] * LAYERS)
+        assert not whole.any()
 
 
 def test_rows_can_be_stored_in_half_the_space(tmp_path: Path) -> None:
