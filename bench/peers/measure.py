@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import statistics
@@ -65,8 +66,10 @@ class Process:
         except BrokenPipeError:
             pass  # `answer` says how it ended
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, seconds: float = 300) -> dict[str, Any]:
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], seconds)[0]:  # answers are one line each
+            raise Died(f"no answer in {seconds:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
@@ -117,7 +120,7 @@ class Measurement:
         self.work, self.log = work, folder / "log"
         self.settings = {**options, "shape": asdict(shape), "tokens": max(work.lengths),
                          "stored_bytes": sum(prompt.n for prompt in work.prompts) * shape.token_bytes}
-        self.longest = 1 << 30
+        self.longest, self.computes = 1 << 30, False
 
     def process(self, folder: Path) -> Process:
         return Process(self.name, {**self.settings, "folder": str(folder)}, self.log)
@@ -138,13 +141,13 @@ class Measurement:
         said = process.must("open")
         if said["shapes"] and self.shape.name not in said["shapes"]:
             raise NotHere(f"it takes {', '.join(said['shapes'])} alone")
-        self.longest = said["longest"]
+        self.longest, self.computes = said["longest"], said["computes"]
         return said
 
     def fits(self) -> list[Prompt]:
-        """Returns the prompts that it can take; an engine computes each and gets one of a length."""
+        """Returns the prompts that it can take; an engine gets one of a length, and the shortest sharing one."""
         mine = [prompt for prompt in self.work.prompts if prompt.n <= self.longest]
-        if self.longest == 1 << 30:
+        if not self.computes:
             return mine
         return [prompt for n in self.work.lengths if n <= self.longest
                 for prompt in (*self.work.fresh(n)[:1], *self.work.sharing(n)[: n == min(self.work.lengths)])]
@@ -255,10 +258,12 @@ class Measurement:
     def killed(self, measured: dict[str, Any]) -> list[dict[str, Any]]:
         """Kills the process that writes a put, in the middle of it, and looks what is there afterwards."""
         damage, out = self.work.damage, []
-        kept, torn = Prompt(damage["kept_tokens"], 1001), Prompt(min(damage["tokens"], self.longest // 256 * 256), 1002)
-        rates = [one["store_samples"] for one in measured["lengths"] if one["store"]]
-        usual = torn.n * self.shape.token_bytes * 1e-9 / statistics.median(rates[-1])
-        for part in damage["kills"]:
+        kept = Prompt(damage["kept_tokens"], 1001)
+        torn = Prompt(damage["kept_tokens" if self.computes else "tokens"], 1002)
+        (rates,) = [one["store_samples"] for one in measured["lengths"] if one["tokens"] == torn.n]
+        usual = torn.n * self.shape.token_bytes * 1e-9 / statistics.median(rates)
+        parts = damage["kills"]
+        for part in parts[len(parts) // 2 :][:1] if self.computes else parts:
             self.say(f"kill -9 after {part:.0%} of a put")
             folder = self.folder / f"killed-{part}"
             with self.process(folder) as process:
@@ -272,7 +277,7 @@ class Measurement:
                 time.sleep(part * usual)
                 os.kill(said["victim"], signal.SIGKILL)
                 try:
-                    ended = process.answer()
+                    ended = process.answer(60)
                 except Died:
                     ended = {}
             one = {"after": part, "put_had_returned": "seconds" in ended}
@@ -325,5 +330,5 @@ class Measurement:
         if wrong:
             return f"served silently: {wrong} bytes wrong"
         if "answered_alike" in got and flipped:
-            return "served silently: the answer is the same by luck"
+            return "served silently; the next tokens happen to be the same"
         return "whole and right" if n == prompt.n else f"{n} of {prompt.n} tokens, right"

@@ -29,6 +29,7 @@ class Peer:
     about: ClassVar[str] = ""
     shapes: ClassVar[tuple[str, ...]] = ()  # those it can take; empty: all
     longest: ClassVar[int] = 1 << 30  # tokens
+    computes: ClassVar[bool] = False  # an engine, which computes the rows of a prompt: slowly
 
     def __init__(self, folder: Path, shape: Shape, cache: Cache, settings: dict[str, Any]) -> None:
         self.folder, self.shape, self.cache, self.settings = folder, shape, cache, settings

@@ -86,7 +86,7 @@ def flip_bit(folder: Path, pattern: bytes | None) -> str:
     for path in files if pattern else []:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             if (found := mapped.find(pattern or b"")) >= 0:
-                at = (path, found + len(pattern or b"") // 2)
+                at = (path, found + len(pattern or b"") // 2 + 1)  # the byte with a number's exponent
                 break
     where = "in a stored row"
     if at is None:
@@ -99,7 +99,7 @@ def flip_bit(folder: Path, pattern: bytes | None) -> str:
         file.seek(offset)
         byte = file.read(1)[0]
         file.seek(offset)
-        file.write(bytes([byte ^ 4]))
+        file.write(bytes([byte ^ 0x40]))
         file.flush()
         os.fsync(file.fileno())
     return where

@@ -44,7 +44,7 @@ class Worker:
         seconds = time.perf_counter() - begun
         made = type(self.peer)
         return {"seconds": seconds, "victim": self.peer.victim(), "title": made.title, "durable": made.durable,
-                "about": made.about, "shapes": made.shapes, "longest": made.longest}
+                "about": made.about, "shapes": made.shapes, "longest": made.longest, "computes": made.computes}
 
     def close(self, _: dict[str, Any]) -> dict[str, Any]:
         self.peer.close()
