@@ -48,9 +48,11 @@ def test_every_peer_stores_and_restores(figures: dict, name: str) -> None:
 
 
 def test_prefixd_keeps_what_prompts_share_once(figures: dict) -> None:
-    for name, least, most in (("prefixd", 0.4, 0.9), ("safetensors", 0.99, 1.1)):
-        for own in peer(figures, name)["lengths"]:
-            assert least < own["sharing_disk_over_rows"] < most
+    for own in peer(figures, "prefixd")["lengths"]:
+        # What is derived of short prompts takes space, too.
+        assert own["sharing_disk_over_rows"] < own["disk_over_rows"] - 0.3
+    for own in peer(figures, "safetensors")["lengths"]:
+        assert 0.99 < own["sharing_disk_over_rows"] < 1.1
 
 
 def test_a_flipped_bit_is_found_by_prefixd_and_served_by_safetensors(figures: dict) -> None:
