@@ -49,8 +49,8 @@ class Embedded(Peer):
             session = self.store.attach(self.shape.name, prompt.tokens, policy=prefixd.Policy(mode="full"))
         except prefixd.NotFound:
             return 0
-        with session, session.restore() as restore:
-            restore.fill(self.cache.layers(session.n_tokens))
+        with session:
+            session.restore_into(self.cache.layers(session.n_tokens))
             return session.n_tokens
 
     def decode(self, prompt: Prompt, tokens: int) -> list[dict[str, Any]]:

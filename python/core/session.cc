@@ -128,6 +128,18 @@ void BindSession(nb::module_& m) {
             Check(session->ReadRange(layer, kv_head, {begin, end}, bytes));
           },
           nb::arg("layer"), nb::arg("kv_head"), nb::arg("begin"), nb::arg("end"), nb::arg("out"))
+      // Reads rows [begin, end) of all heads of a layer to where they shall be.
+      .def(
+          "read_layer",
+          [](const PySession& s, uint32_t layer, uint32_t begin, uint32_t end, const Out& k,
+             const Out& v) {
+            const auto session = s.get();
+            const DType dtype = session->info().geometry.dtype;
+            const auto keys = Stored("k", k, dtype), values = Stored("v", v, dtype);
+            nb::gil_scoped_release unlocked;
+            Check(session->ReadLayer({.layer = layer, .tokens = {begin, end}}, keys, values));
+          },
+          nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("k"), nb::arg("v"))
       .def(
           "select",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, const In& q, uint32_t k) {

@@ -105,6 +105,23 @@ def as_float32(array: Any) -> Any:
     return np.ascontiguousarray(_foreign(array), dtype=np.float32)
 
 
+def rows_in_place(array: Any, n: int, shape: tuple[int, int], half: bool) -> Any:
+    """Returns the first n rows of an engine's own array [n or more][heads][dim], to be written where they
+    lie; refuses what would have to be copied."""
+    if is_torch(array):
+        plain = array.device.type == "cpu" and array.is_contiguous()
+    else:
+        plain = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.writeable
+    if not plain or tuple(array.shape[1:]) != shape or array.shape[0] < n:
+        raise InvalidArgument(
+            f"rows are written in place, so they need a contiguous array in host memory of shape [{n} or more]"
+            f"[{shape[0]}][{shape[1]}], not one of shape {tuple(array.shape)}"
+        )
+    rows = array[:n]
+    # NumPy's halves and 16-bit integers have different type codes; the core takes the integers.
+    return rows.view(np.uint16) if half and not is_torch(rows) else rows
+
+
 def check_in_place(array: Any) -> None:
     """Refuses outputs that cannot be written in place."""
     if is_torch(array):

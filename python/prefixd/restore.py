@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixd import _core, arrays
-from prefixd.errors import Cancelled, InvalidArgument
+from prefixd.errors import Cancelled
 
 if TYPE_CHECKING:
-    from prefixd.arrays import Array
     from prefixd.session import Session
     from prefixd.store import Progress
 
@@ -57,12 +56,10 @@ class Restore:
         self._head_major = head_major
         self._progress = progress
         self._done = 0
-        self._begin = begin
-        self._layers = range(layers[0], layers[1] or int(geometry["n_layers"]))
-        self._n = (end or session.n_tokens) - begin
-        shapes = map(session.layer_shape, self._layers)
+        n_tokens = (end or session.n_tokens) - begin
+        shapes = map(session.layer_shape, range(layers[0], layers[1] or int(geometry["n_layers"])))
         elements = sum(own.n_kv_heads * (own.key_dim + own.value_dim) for own in shapes)
-        self._total = self._n * elements * np.dtype(arrays.NUMPY_TYPES[self._dtype]).itemsize
+        self._total = n_tokens * elements * np.dtype(arrays.NUMPY_TYPES[self._dtype]).itemsize
         self._core = _core.Restore(
             session.core, begin, end, layers[0], layers[1], head_major, buffer_bytes
         )
@@ -108,44 +105,12 @@ class Restore:
                 np.empty((*shape, dim), arrays.NUMPY_TYPES[self._dtype])
                 for dim in (own.key_dim, own.value_dim)
             )
-            self._take(k, v)
+            # NumPy's halves and 16-bit integers have different type codes; the core takes the
+            # integers.
+            half = self._dtype == "f16"
+            self._core.copy(k.view(np.uint16) if half else k, v.view(np.uint16) if half else v)
+            self._done += k.nbytes + v.nbytes
+            if self._progress and self._progress(self._done, self._total, "bytes") is False:
+                self.cancel()
+                raise Cancelled("the restore was cancelled")
             yield Run(layer, begin, end, k, v, self._dtype)
-
-    def fill(self, cache: Sequence[tuple[Array, Array]]) -> None:
-        """Takes all runs into an engine's own arrays or tensors instead of iterating, each row copied
-        once: cache[i] has keys and values of the i-th restored layer, [n][n_kv_heads][dim] in the model's
-        dtype (bf16 also as its bits in uint16), contiguous and in host memory. Row 0 is the first restored
-        token; rows beyond the last one stay. Not for head-major restores."""
-        if self._head_major:
-            raise InvalidArgument("fill takes rows in the order of tokens; this restore is head-major")
-        if len(cache) != self._layers.stop - self._layers.start:
-            raise InvalidArgument(f"the restore has layers {self._layers}, and the cache has {len(cache)}")
-        for layer, (k, v) in zip(self._layers, cache, strict=True):
-            own = self._shape_of(layer)
-            if own.n_kv_heads:
-                self._check_place("k", layer, k, (own.n_kv_heads, own.key_dim))
-                self._check_place("v", layer, v, (own.n_kv_heads, own.value_dim))
-        while (run := self._core.next()) is not None:
-            layer, begin, end = run
-            k, v = cache[layer - self._layers.start]
-            self._take(k[begin - self._begin : end - self._begin], v[begin - self._begin : end - self._begin])
-
-    def _check_place(self, name: str, layer: int, rows: Any, shape: tuple[int, int]) -> None:
-        """Refuses what the core would copy before it writes, or write to a wrong place."""
-        plain = rows.is_contiguous() if arrays.is_torch(rows) else rows.flags.c_contiguous
-        if tuple(rows.shape[1:]) != shape or rows.shape[0] < self._n or not plain:
-            raise InvalidArgument(
-                f"{name} of layer {layer} must be contiguous, of shape [{self._n} or more][{shape[0]}][{shape[1]}], "
-                f"not {tuple(rows.shape)}"
-            )
-
-    def _take(self, k: Array, v: Array) -> None:
-        """Copies the rows of the run, and reports progress."""
-        # NumPy's halves and 16-bit integers have different type codes; the core takes the integers.
-        if isinstance(k, np.ndarray) and self._dtype == "f16":
-            k, v = k.view(np.uint16), v.view(np.uint16)  # type: ignore[union-attr]
-        self._core.copy(k, v)
-        self._done += k.nbytes + v.nbytes
-        if self._progress and self._progress(self._done, self._total, "bytes") is False:
-            self.cancel()
-            raise Cancelled("the restore was cancelled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixd import _core, arrays
+from prefixd.errors import InvalidArgument
 from prefixd.model import LayerShape, Policy
 from prefixd.restore import Restore
 
@@ -230,6 +232,45 @@ class Session:
             buffer_bytes=buffer_bytes,
             progress=progress,
         )
+
+    def restore_into(
+        self,
+        cache: Sequence[tuple[Array, Array]],
+        begin: int = 0,
+        end: int = 0,
+        *,
+        layers: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Restores tokens [begin, end) (0: to the end) of layers [first, last) (0: to the last) to where
+        an engine keeps them, without a copy in between: cache[i] has keys and values of the i-th layer,
+        [n or more][n_kv_heads][dim] in the model's dtype (bf16 also as its bits in uint16), contiguous
+        arrays or tensors in host memory. Row 0 is token `begin`; rows behind the last token stay. Two
+        layers are read at once. After an error some rows may have been written; `cancel` ends it."""
+        wanted = range(layers[0], layers[1] or int(self.info["geometry"]["n_layers"]))
+        end = end or self.n_tokens
+        if len(cache) != len(wanted):
+            raise InvalidArgument(f"{len(wanted)} layers are to be restored, and the cache has {len(cache)}")
+        if not 0 <= begin <= end <= self.n_tokens:
+            raise InvalidArgument(f"tokens {begin}..{end} are not a run of the prefix's {self.n_tokens}")
+        half = self.info["geometry"]["dtype"] == "f16"
+        reads = []
+        for layer, pair in zip(wanted, cache, strict=True):
+            own = self.layer_shape(layer)
+            if own.n_kv_heads:
+                dims = (own.key_dim, own.value_dim)
+                k, v = (
+                    arrays.rows_in_place(rows, end - begin, (own.n_kv_heads, dim), half)
+                    for rows, dim in zip(pair, dims, strict=True)
+                )
+                reads.append((layer, begin, end, k, v))
+        with ThreadPoolExecutor(2, thread_name_prefix="prefixd-restore") as threads:
+            done = [threads.submit(self.core.read_layer, *read) for read in reads]
+            try:
+                for one in done:
+                    one.result()
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
 
     def select(self, layer: int, kv_head: int, q: Array, k: int) -> tuple[np.ndarray, list[Cut]]:
         """Selects without attending: returns the ids of at most k tokens, and a cut for each of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_restore_brings_every_row_back(store: prefixd.Store) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_restore_fills_an_engines_own_arrays(store: prefixd.Store, dtype: str) -> None:
+def test_restore_into_an_engines_own_arrays(store: prefixd.Store, dtype: str) -> None:
     prompt = Prompt()
     bits = {"f32": lambda a: a, "f16": lambda a: a.astype(np.float16),
             "bf16": lambda a: (a.view(np.uint32) >> 16).astype(np.uint16)}[dtype]  # fmt: skip
@@ -159,36 +160,42 @@ def test_restore_fills_an_engines_own_arrays(store: prefixd.Store, dtype: str) -
         for layer in range(LAYERS):
             put.write(layer, 0, k[layer], v[layer])
     with store.attach(dtype, prompt.tokens, policy=FULL) as session:
-        n, seen = session.n_tokens, []
+        n = session.n_tokens
         cache = [(np.zeros_like(k[0]), np.zeros_like(v[0])) for _ in range(LAYERS)]
-        session.restore(buffer_bytes=1, progress=lambda done, total, _: seen.append(total - done)).fill(cache)
-        assert seen[-1] == 0
+        session.restore_into(cache)
         for layer, (keys, values) in enumerate(cache):
             np.testing.assert_array_equal(keys[:n], k[layer, :n])
             np.testing.assert_array_equal(values[:n], v[layer, :n])
             assert not keys[n:].any() and not values[n:].any()
         own = (np.ones_like(k[0]), np.ones_like(v[0]))
-        session.restore(5, 9, layers=(1, 2)).fill([own])
+        session.restore_into([own], 5, 9, layers=(1, 2))
         np.testing.assert_array_equal(own[0][:4], k[1, 5:9])
         np.testing.assert_array_equal(own[1][4:], np.ones_like(v[0][4:]))
+        if dtype == "bf16" and (torch := sys.modules.get("torch")):
+            keys, values = (torch.zeros(k[0].shape, dtype=torch.bfloat16) for _ in range(2))
+            session.restore_into([(keys, values)], layers=(0, 1))
+            np.testing.assert_array_equal(keys.view(torch.int16).numpy().view(np.uint16)[:n], k[0, :n])
 
 
-def test_restore_fills_nothing_that_does_not_fit(store: prefixd.Store) -> None:
+def test_restore_into_refuses_what_does_not_fit(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     with store.attach("m", prompt.tokens, policy=FULL) as session:
         n, whole = session.n_tokens, np.zeros_like(prompt.k[0])
         turned = np.zeros((KV_HEADS, len(prompt.tokens), DIM), np.float32).swapaxes(0, 1)
-        for bad in (whole[: n - 1], turned, np.zeros((n, KV_HEADS, DIM + 1), np.float32), np.zeros(n, np.float32)):
+        fixed = np.zeros_like(whole)
+        fixed.flags.writeable = False
+        wide, flat = np.zeros((n, KV_HEADS, DIM + 1), np.float32), np.zeros(n, np.float32)
+        for bad in (whole[: n - 1], turned, fixed, wide, flat):
             for pair in ((bad, whole), (whole, bad)):
-                with pytest.raises(prefixd.InvalidArgument, match="of layer 1 must be contiguous"):
-                    session.restore().fill([(whole, whole), pair])
+                with pytest.raises(prefixd.InvalidArgument, match="written in place"):
+                    session.restore_into([(whole, whole), pair])
         with pytest.raises(prefixd.InvalidArgument, match="not f32"):
-            session.restore().fill([(whole.astype(np.float16),) * 2] * LAYERS)
+            session.restore_into([(whole.astype(np.float16),) * 2] * LAYERS)
         with pytest.raises(prefixd.InvalidArgument, match="the cache has 1"):
-            session.restore().fill([(whole, whole)])
-        with pytest.raises(prefixd.InvalidArgument, match="head-major"):
-            session.restore(head_major=True).fill([(whole, whole)] * LAYERS)
+            session.restore_into([(whole, whole)])
+        with pytest.raises(prefixd.InvalidArgument, match="not a run"):
+            session.restore_into([(whole, whole)] * LAYERS, 0, n + 1)
         assert not whole.any()
 
 
