@@ -93,6 +93,7 @@ def test_what_cannot_run_is_listed_with_the_reason(figures: dict) -> None:
 def test_equal_beginnings_have_equal_rows_and_others_not() -> None:
     code = """
 import sys; sys.path.insert(0, 'bench/peers')
+from workload import Cache, Prompt, Shape, read_workload
 shape = Shape('s', 2, 3, 9, 64)
 cache, first, second = Cache(shape, 100), Prompt(100, 1), Prompt(100, 2, 1, 50)
 cache.fill(second)
