@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +38,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     work = read_workload(args.quick)
     out: dict[str, Any] = {"run": run_facts(args.build, "peers_bench.py"), "load": os.getloadavg()[0],
                            "quick": args.quick, "peers": [], "not_run": []}
+    begun = time.monotonic()
     options = {"build": str(args.build), "memory_gib": args.memory_gib}
     shapes = [shape for shape in work.shapes if not args.shape or shape.name in args.shape]
     for shape in shapes:
@@ -44,6 +46,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             def say(what: str, name: str = name, shape_name: str = shape.name) -> None:
                 print(f"== {shape_name}, {name}: {what}", file=sys.stderr, flush=True)
 
+            if args.minutes and time.monotonic() > begun + 60 * args.minutes:
+                out["not_run"].append({"name": name, "what": shape.name,
+                                       "reason": f"the run's {args.minutes:g} minutes were over"})
+                continue
             with tempfile.TemporaryDirectory(prefix="prefixd-peers-", dir=args.dir) as folder:
                 try:
                     one = Measurement(name, shape, work, Path(folder), options, say).run()
@@ -77,6 +83,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PEERS, metavar="PEER", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--shape", nargs="+", help="shapes of workload.toml")
     parser.add_argument("--quick", action="store_true", help="small prompts: shows what comes, and is no measurement")
+    parser.add_argument("--minutes", type=float, help="begin with no further peer after so many")
     parser.add_argument("--memory-gib", type=int, default=2, help="host tier of prefixd")
     parser.add_argument("--vllm", type=Path, help="JSON of vllm_peers.py, to be shown along")
     parser.add_argument("--logs", action="store_true", help="show what a peer that failed wrote")
