@@ -55,9 +55,7 @@ json ChoicesJson(const std::vector<HeadChoice>& choices) {
   json all = json::array();
   for (const HeadChoice& c : choices) {
     json errors = json::object();
-    for (const EstimatorError& e : c.errors) {
-      errors[e.estimator.Name() + (e.by_codes ? " by codes" : "")] = number(e.error);
-    }
+    for (const EstimatorError& e : c.errors) errors[e.estimator.Name()] = number(e.error);
     all.push_back({{"layer", c.layer},
                    {"kv_head", c.kv_head},
                    {"budget", c.budget},

@@ -202,7 +202,7 @@ void Describe(V& v, Is<IndexRecall> auto& s) {
 }
 template <class V>
 void Describe(V& v, Is<EstimatorError> auto& s) {
-  v("estimator", s.estimator), v("error", s.error), v("by_codes", s.by_codes);
+  v("estimator", s.estimator), v("error", s.error);
 }
 template <class V>
 void Describe(V& v, Is<PrefixSummary> auto& s) {

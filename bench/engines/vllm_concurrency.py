@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,33 +26,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench/engines"), str(ROOT / "python")]
 
 from run_facts import run_facts  # noqa: E402
+from vllm_daemon import Daemon, in_a_process, transfer  # noqa: E402
 from vllm_engine import resident  # noqa: E402
 
 import prefixd  # noqa: E402
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 BLOCK = 128
 GIB = 1 << 30
 ARMS = {"alone": "vLLM alone", "loaded": "stored, loaded into blocks", "attached": "stored, attached"}
 
 
 # ---- one engine, in a process of its own ----
-
-
-def transfer(address: str, **options: Any) -> dict[str, Any]:
-    return {
-        "kv_connector": "PrefixdConnector",
-        "kv_connector_module_path": "prefixd.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"prefixd": address, "call_seconds": 300, "match_seconds": 120, **options},
-    }
 
 
 def engine(work: dict[str, Any]) -> dict[str, Any]:
@@ -105,36 +88,6 @@ def engine(work: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---- the run ----
-
-
-class Daemon:
-    def __init__(self, folder: Path, options: list[str]) -> None:
-        self.address = f"unix:{folder / 'socket'}"
-        read, write = os.pipe()
-        command = [str(ROOT / "build/release/bin/prefixd"), "--dir", str(folder / "store")]
-        command += ["--socket", str(folder / "socket"), "--min-free-mib", "0", "--ready-fd", str(write), *options]
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(command, pass_fds=[write], stdout=log, stderr=log)
-        os.close(write)
-        with os.fdopen(read) as ready:
-            if not ready.read().startswith("prefixd ready"):
-                raise SystemExit((folder / "log").read_text())
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(300)
-
-
-def in_a_process(work: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--engine"], input=json.dumps(work), capture_output=True, text=True,
-        env={**ENVIRONMENT, **os.environ, "PYTHONPATH": str(ROOT / "python")},
-    )
-    said = [line for line in done.stdout.splitlines() if line.startswith('{"chats"')]  # vLLM prints, too
-    if done.returncode != 0 or not said:
-        raise SystemExit(done.stderr[-6000:] + done.stdout[-2000:])
-    answer: dict[str, Any] = json.loads(said[-1])
-    return answer
 
 
 def texts(model: Path, tokens: int, question: int, chats: int) -> tuple[list[int], list[list[int]]]:
@@ -206,7 +159,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             with prefixd.connect(daemon.address, call_timeout=3600) as store:
                 if not stored(store, own_model(store), prefix):
                     first = {"blocks": 0, "transfer": transfer(daemon.address, load=False), "chats": [("", prefix)]}
-                    in_a_process(base | first | {"answer": 1, "linger": 10})
+                    in_a_process(Path(__file__), base | first | {"answer": 1, "linger": 10})
                 copies = report["copies"] = copy(store, prefix, salts)
             size = copies["bytes"] / GIB
             print(f"{copies['copied']} copies of {size:.2f} GiB, ready after {copies['seconds']:.1f} s", flush=True)
@@ -223,7 +176,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     if arm != "attached" and whole == 0:  # vLLM refuses to start
                         one |= {"at_once": 0, "chats": 0}
                     else:
-                        one |= in_a_process(base | {"blocks": blocks, "transfer": given, "chats": some})
+                        one |= in_a_process(Path(__file__), base | {"blocks": blocks, "transfer": given, "chats": some})
                         one["daemon_bytes"] = resident([daemon.process.pid])
                         show(one)
                     report["arms"].append(one)

@@ -20,8 +20,6 @@ std::string_view IngestStateName(IngestState state);
 struct EstimatorError {
   EstimatorVariant estimator = EstimatorKind::kNone;
   double error = 0;  // mean relative l1 output error on the held-out queries
-  // True: of scan with the scores of a search by codes. Without, scores are exact.
-  bool by_codes = false;
   bool operator==(const EstimatorError&) const = default;
 };
 
@@ -30,7 +28,7 @@ struct HeadChoice {
   EstimatorVariant chosen = EstimatorKind::kNone;
   double budget = 0;
   // Errors of all estimators that the budget can pay for, in order of preference. The chosen one is
-  // the first that the default selector has: scan by codes where there are some, else scan.
+  // the first that the default selector has: with codes, the first that is not scan.
   std::vector<EstimatorError> errors;
   bool operator==(const HeadChoice&) const = default;
 };

@@ -254,17 +254,13 @@ Status ShowPrefix(RemoteStore& client, const Options& options) {
   for (const HeadChoice& c : detail.choices) {
     std::string error = "-", others;
     bool found = false;
-    const bool codes =
-        std::ranges::any_of(c.errors, [](const EstimatorError& e) { return e.by_codes; });
     for (const EstimatorError& e : c.errors) {
-      const bool scan = e.estimator.kind == EstimatorKind::kScan;
-      if (!found && e.estimator == c.chosen && (!scan || e.by_codes == codes)) {
+      if (!found && e.estimator == c.chosen) {
         error = ErrorText(e.error);
         found = true;
         continue;
       }
-      others += (others.empty() ? "" : ", ") + e.estimator.Name() +
-                (e.by_codes ? " by codes " : " ") + ErrorText(e.error);
+      others += (others.empty() ? "" : ", ") + e.estimator.Name() + " " + ErrorText(e.error);
     }
     rows.push_back({Count(c.layer), Count(c.kv_head), ErrorText(c.budget), c.chosen.Name(), error,
                     others.empty() ? "-" : others});

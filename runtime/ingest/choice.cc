@@ -8,7 +8,6 @@
 #include "attention/reference/diagnostics.h"
 #include "attention/step/budget.h"
 #include "attention/step/step.h"
-#include "runtime/indexes/index_recall.h"
 #include "runtime/indexes/indexes.h"
 #include "runtime/ingest/head_samples.h"
 #include "runtime/step/estimator_input.h"
@@ -57,12 +56,9 @@ class HeadTrials {
     return it == of->second.end() ? nullptr : it->second.get();
   }
   Status LoadFeatures();
-  Result<EstimatorError> Try(const Trial& trial, uint32_t k, const KeptSummary* kept,
-                             bool by_codes);
+  Result<EstimatorError> Try(const Trial& trial, uint32_t k, const KeptSummary* kept);
   void ByRank(const Trial& trial, size_t s, uint32_t k, const KeptSummary* kept,
               EstimatorInput& input, GroupStepInput& step);
-  Status ByCodes(const Trial& trial, size_t s, uint32_t k, const KeptSummary& kept,
-                 EstimatorInput& input, GroupStepInput& step);
 
   const ChoiceInputs& in_;
   const uint32_t layer_;
@@ -76,7 +72,6 @@ class HeadTrials {
   // Of the step that is tried.
   std::vector<Cut> cuts_;
   std::vector<uint32_t> ids_;
-  FoundByCodes found_;
 };
 
 Status HeadTrials::LoadFeatures() {
@@ -112,26 +107,18 @@ Status HeadTrials::Measure(std::vector<HeadChoice>& out) {
       k = less->k;
     }
     std::vector<EstimatorError>& errors = out[trial.budget].errors;
-    PREFIXD_ASSIGN(EstimatorError error, Try(trial, k, kept, false));
-    if (std::isfinite(error.error)) errors.push_back(error);
-    if (trial.estimator.kind != EstimatorKind::kScan || !samples_.tries_codes()) continue;
-    // A head without codes of its own is searched exactly in their place.
-    if (samples_.has_codes() && kept && k < mid_count_) {
-      PREFIXD_ASSIGN(error, Try(trial, k, kept, true));
-    }
-    error.by_codes = true;
+    PREFIXD_ASSIGN(const EstimatorError error, Try(trial, k, kept));
     if (std::isfinite(error.error)) errors.push_back(error);
   }
   for (HeadChoice& choice : out) {
     OrderByPreference(choice.errors);
-    const auto first = FirstOf(choice.errors, !in_.recalls.empty());
+    const auto first = FirstOf(choice.errors, in_.has_codes);
     if (first != choice.errors.end()) choice.chosen = first->estimator;
   }
   return {};
 }
 
-Result<EstimatorError> HeadTrials::Try(const Trial& trial, uint32_t k, const KeptSummary* kept,
-                                       bool by_codes) {
+Result<EstimatorError> HeadTrials::Try(const Trial& trial, uint32_t k, const KeptSummary* kept) {
   double sum = 0;
   // Large budgets are tried with fewer queries, spread over them all: the same for all estimators.
   const size_t all = samples_.count();
@@ -147,11 +134,7 @@ Result<EstimatorError> HeadTrials::Try(const Trial& trial, uint32_t k, const Kep
     step.tail = samples_.tail();
     step.mid_count = mid_count_;
     EstimatorInput input;
-    if (by_codes) {
-      PREFIXD_TRY(ByCodes(trial, s, k, *kept, input, step));
-    } else {
-      ByRank(trial, s, k, kept, input, step);
-    }
+    ByRank(trial, s, k, kept, input, step);
     PREFIXD_TRY(GroupStep(step, {y_, lse_, rho_}));
     for (uint32_t g = 0; g < group_; ++g) {
       const size_t at = size_t{g} * row_.value_dim;
@@ -159,7 +142,7 @@ Result<EstimatorError> HeadTrials::Try(const Trial& trial, uint32_t k, const Kep
                         samples_.exact(s).subspan(at, row_.value_dim));
     }
   }
-  return EstimatorError{trial.estimator, sum / static_cast<double>(tried * group_), by_codes};
+  return EstimatorError{trial.estimator, sum / static_cast<double>(tried * group_)};
 }
 
 void HeadTrials::ByRank(const Trial& trial, size_t s, uint32_t k, const KeptSummary* kept,
@@ -180,17 +163,6 @@ void HeadTrials::ByRank(const Trial& trial, size_t s, uint32_t k, const KeptSumm
   if (trial.estimator.kind == EstimatorKind::kScan) {
     input.AttachScan(samples_.clusters(), samples_.scores(s), best, step);
   }
-}
-
-Status HeadTrials::ByCodes(const Trial& trial, size_t s, uint32_t k, const KeptSummary& kept,
-                           EstimatorInput& input, GroupStepInput& step) {
-  PREFIXD_TRY(samples_.Search(s, k, found_));
-  step.retrieved = found_.rows;
-  step.cuts = found_.cuts;
-  input.Attach(trial.estimator, kept.summary, in_.maps, head_, step);
-  input.AttachClusters(samples_.clusters(), found_.of_mid, step);
-  input.AttachScan(samples_.clusters(), found_.scores, found_.of_mid, step);
-  return {};
 }
 
 // Returns the configured estimators that this model supports, cheapest first.
@@ -258,12 +230,7 @@ Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, co
     return std::vector<HeadChoice>{};
   }
   PREFIXD_ASSIGN(in.parts, ChainParts(context.segments, prefix.info(), cut));
-  if (HasCodes(context, in.parts, in.partition.mid)) {
-    for (const SegmentPart& part : in.parts) {
-      PREFIXD_ASSIGN(in.recalls.emplace_back(),
-                     LoadRecalls(context, part.id, index::IndexKind::kCodes));
-    }
-  }
+  in.has_codes = HasCodes(context, in.parts, in.partition.mid);
   HeadsOfVariants wanted;
   for (size_t head = 0; head < heads; ++head) {
     for (const Trial& trial : in.trials[model.heads.layer_of(head)].all) {

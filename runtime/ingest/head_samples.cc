@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
 
 #include "attention/step/step.h"
 #include "base/check.h"
 #include "prefixd/merge.h"
-#include "runtime/indexes/indexes.h"
 
 namespace prefixd {
 namespace {
@@ -16,8 +14,6 @@ namespace {
 // Measuring costs samples x tokens, so longer prefixes get fewer samples.
 constexpr uint64_t kSampleTokens = 16 * 16384;
 constexpr size_t kMinSamples = 4;
-// Of a head's middle rows, for each thread that measures: 131,072 tokens of 128 dimensions in bf16.
-constexpr uint64_t kMostRowBytes = 64u << 20;
 
 }  // namespace
 
@@ -34,52 +30,12 @@ HeadSamples::HeadSamples(const ChoiceInputs& in, uint32_t layer, uint32_t kv_hea
 Status HeadSamples::Read() {
   PickQueries();
   if (count_ == 0) return {};
-  PREFIXD_TRY(LoadCodesOf());
   PREFIXD_TRY(ReadScores());
   rankings_.clear();
   for (size_t s = 0; s < count_; ++s) {
     rankings_.push_back(RankByGroupMax(scores(s), group(), mid_.size(), most_));
   }
   return ReadRetrieved();
-}
-
-bool HeadSamples::tries_codes() const {
-  return !in_.recalls.empty() && uint64_t{mid_.size()} * shape_.row().bytes() <= kMostRowBytes;
-}
-
-// Leaves codes_ empty where a session searches this head exactly. What is unsound is made again by
-// whoever built it.
-Status HeadSamples::LoadCodesOf() {
-  if (!tries_codes()) return {};
-  const std::function<void(const storage::SegmentId&)> rebuild;
-  PREFIXD_ASSIGN(codes_, LoadCodes({in_.context, rebuild, in_.parts, in_.recalls, mid_, layer_,
-                                    kv_head_, nullptr}));
-  return {};
-}
-
-Status HeadSamples::Search(size_t s, uint32_t k, FoundByCodes& found) {
-  const RowShape row = shape_.row();
-  index::SearchRequest request;
-  request.queries = queries(s);
-  request.group = group();
-  request.layer = layer_geometry_;
-  request.candidates = mid_;
-  request.k = k;
-  request.keys = {mid_rows_.data(), mid_.size(), row.bytes(), {row.key_dim, 0, row.dtype}};
-  request.first_token = mid_.begin;
-  request.scores = &found.scores;
-  PREFIXD_ASSIGN(Selection selected, codes_->Search(request));
-  found.cuts = std::move(selected.cuts);
-  found.of_mid.clear();
-  found_rows_.resize(selected.ids.size() * row.bytes());
-  for (size_t i = 0; i < selected.ids.size(); ++i) {
-    const uint32_t at = selected.ids[i] - mid_.begin;
-    found.of_mid.push_back(at);
-    std::memcpy(found_rows_.data() + i * row.bytes(), mid_rows_.data() + at * row.bytes(),
-                row.bytes());
-  }
-  found.rows = {found_rows_.data(), selected.ids.size(), row.bytes(), row};
-  return {};
 }
 
 // Picks samples spread over the kept positions, which ascend.
@@ -122,7 +78,6 @@ Status HeadSamples::ReadScores() {
   exact_.assign(size_t{heads} * row.value_dim, 0);
   scores_.resize(size_t{heads} * mid_.size());
   anchors_.resize(in_.partition.anchor_count() * row.bytes());
-  if (codes_) mid_rows_.resize(mid_.size() * row.bytes());
   std::vector<float> lse(heads, -std::numeric_limits<float>::infinity());
   std::vector<float> run_y(exact_.size()), run_lse(heads), block;
   return Stream([&](TokenRange run, const RowsView& rows) -> Status {
@@ -142,10 +97,6 @@ Status HeadSamples::ReadScores() {
       std::memcpy(anchors_.data() + at * row.bytes(), rows.key(i), row.bytes());
     }
     const uint32_t begin = std::max(run.begin, mid_.begin), end = std::min(run.end, mid_.end);
-    if (codes_ && begin < end) {
-      std::memcpy(mid_rows_.data() + (begin - mid_.begin) * row.bytes(),
-                  rows.key(begin - run.begin), (end - begin) * row.bytes());
-    }
     for (uint32_t h = 0; h < heads && begin < end; ++h) {
       std::copy_n(block.data() + size_t{h} * rows.count + (begin - run.begin), end - begin,
                   scores_.data() + size_t{h} * mid_.size() + (begin - mid_.begin));

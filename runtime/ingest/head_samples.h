@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "index/ranking/group_ranking.h"
-#include "index/search/key_index.h"
 #include "prefixd/ingest.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/summaries/materialised_summaries.h"
@@ -43,16 +42,7 @@ struct ChoiceInputs {
   Partition partition;
   std::vector<Trials> trials;  // [layers]
   KeptSummaries kept;
-  // Recalls of the codes of `parts`; empty: the prefix has no codes.
-  std::vector<std::vector<IndexRecall>> recalls;
-};
-
-// What a search by codes found for one sample.
-struct FoundByCodes {
-  std::vector<uint32_t> of_mid;  // ascending, relative to the mid region's begin
-  std::vector<Cut> cuts;         // [G]
-  std::vector<float> scores;     // [G][mid]
-  RowsView rows;                 // those found; until the next search
+  bool has_codes = false;
 };
 
 class HeadSamples {
@@ -76,13 +66,6 @@ class HeadSamples {
   RowsView tail() const { return Anchors(in_.partition.sink.size(), in_.partition.tail.size()); }
   std::span<const uint16_t> clusters() const { return clusters_; }  // [mid], if a trial needs them
 
-  // Whether searches by codes are tried: their rows are held in memory, so not on long prefixes.
-  bool tries_codes() const;
-  // Whether the head has codes that a session searches; else it searches exactly.
-  bool has_codes() const { return codes_ != nullptr; }
-  // Searches by codes, as a session's step does.
-  Status Search(size_t s, uint32_t k, FoundByCodes& found);
-
  private:
   std::span<const float> Part(const std::vector<float>& all, size_t s, size_t dim) const {
     return std::span(all).subspan(s * group() * dim, group() * dim);
@@ -91,7 +74,6 @@ class HeadSamples {
     const RowShape row = shape_.row();
     return {anchors_.data() + first * row.bytes(), n, row.bytes(), row};
   }
-  Status LoadCodesOf();
   void PickQueries();
   template <typename Visit>
   Status Stream(Visit visit);
@@ -110,9 +92,6 @@ class HeadSamples {
   std::vector<uint16_t> clusters_;               // [mid]
   std::vector<std::byte> anchors_;
   std::vector<std::byte> retrieved_;  // [count][most] rows, best first
-  std::unique_ptr<index::KeyIndex> codes_;
-  std::vector<std::byte> mid_rows_;    // [mid], where there are codes
-  std::vector<std::byte> found_rows_;  // of the last search
 };
 
 }  // namespace prefixd

@@ -116,7 +116,8 @@ class Planner {
     if (estimator.kind == EstimatorKind::kScan) {
       const bool every_key = !policy_.sharing.on() && !policy_.window.on();
       const bool codes = selector_ == index::IndexKind::kCodes;
-      return ScoresAll(selector_) && IsOf(measured, codes) && every_key && prefix_.has_clusters();
+      return ScoresAll(selector_) && IsChosen(estimator, codes) && every_key &&
+             prefix_.has_clusters();
     }
     return !estimator.clustered() || prefix_.has_clusters();
   }

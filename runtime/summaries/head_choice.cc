@@ -35,13 +35,12 @@ Result<HeadChoice> ChoiceFrom(const Json& item) {
   if (!chosen.ok() || chosen->kind == EstimatorKind::kAuto) return malformed;
   choice.chosen = *chosen;
   for (const Json& error : item["errors"]) {
-    if (!error.is_array() || error.size() != 3 || !error[0].is_string() || !error[1].is_number() ||
-        !error[2].is_boolean()) {
+    if (!error.is_array() || error.size() != 2 || !error[0].is_string() || !error[1].is_number()) {
       return malformed;
     }
     const auto estimator = EstimatorVariant::Parse(error[0].get_ref<const std::string&>());
     if (!estimator.ok()) return malformed;
-    choice.errors.push_back({*estimator, error[1].get<double>(), error[2].get<bool>()});
+    choice.errors.push_back({*estimator, error[1].get<double>()});
   }
   return choice;
 }
@@ -52,9 +51,7 @@ std::vector<std::byte> SerializeChoices(std::span<const HeadChoice> choices) {
   Json json = Json::array();
   for (const HeadChoice& c : choices) {
     Json errors = Json::array();  // an object would forget their order
-    for (const EstimatorError& e : c.errors) {
-      errors.push_back({e.estimator.Name(), e.error, e.by_codes});
-    }
+    for (const EstimatorError& e : c.errors) errors.push_back({e.estimator.Name(), e.error});
     json.push_back({{"layer", c.layer},
                     {"kv_head", c.kv_head},
                     {"chosen", c.chosen.Name()},
@@ -91,13 +88,14 @@ void OrderByPreference(std::span<EstimatorError> errors) {
   }
 }
 
-bool IsOf(const EstimatorError& error, bool codes) {
-  return error.estimator.kind != EstimatorKind::kScan || error.by_codes == codes;
+bool IsChosen(const EstimatorVariant& estimator, bool codes) {
+  return estimator.kind != EstimatorKind::kScan || !codes;
 }
 
 std::vector<EstimatorError>::const_iterator FirstOf(const std::vector<EstimatorError>& errors,
                                                     bool codes) {
-  return std::ranges::find_if(errors, [&](const EstimatorError& e) { return IsOf(e, codes); });
+  return std::ranges::find_if(
+      errors, [&](const EstimatorError& e) { return IsChosen(e.estimator, codes); });
 }
 
 double EstimatorTokens(const RuntimeOptions& options, const RowShape& row,
@@ -122,7 +120,7 @@ double RetrievedTokenCost(const RuntimeOptions& options, const RowShape& row,
 
 std::string ChoiceProducer(const RuntimeOptions& options, const Model& model) {
   std::string producer =
-      "choice/5 sinks=" + std::to_string(options.anchors.n_sink) +
+      "choice/6 sinks=" + std::to_string(options.anchors.n_sink) +
       " tail=" + std::to_string(options.anchors.n_tail) +
       " of=" + VariantNames(options.estimators) + " clusters=" + std::to_string(options.clusters) +
       " features=" + options.phi_features +

@@ -27,12 +27,14 @@ inline constexpr double kErrorResolution = 5e-4;
 // estimator that is as good as the best of those left.
 void OrderByPreference(std::span<EstimatorError> errors);
 
-// Returns the first of the errors that is of a selector by codes, or by exact scores: these differ
-// in scan alone.
+// Whether `auto` may choose the estimator beside a selector by codes, or by exact scores. An exact
+// search computes every score anyway; with codes, the scores of all keys make a search several
+// times as long, which no budget counts: only policies that name scan get it there
+// (docs/decisions/029).
+bool IsChosen(const EstimatorVariant& estimator, bool codes);
+// Returns the first of the errors whose estimator may be chosen.
 std::vector<EstimatorError>::const_iterator FirstOf(const std::vector<EstimatorError>& errors,
                                                     bool codes);
-// Whether the error is of what such a selector does.
-bool IsOf(const EstimatorError& error, bool codes);
 
 // Returns what an estimator's summary costs in tokens for a head with such rows, as stored: float32
 // beside rows of `row_bytes` (storage::MeanRowBytes), whatever dtype the rows were given in.
