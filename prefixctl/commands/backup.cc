@@ -43,9 +43,9 @@ Status BackUp(const Snapshot& snapshot, const Options& options) {
   }
   if (r.damaged.empty()) return {};
   return Error{Code::kCorrupt, std::to_string(r.damaged.size()) +
-                                   " segments of the store are damaged and not in the backup; the "
-                                   "rest is. Run `prefixctl prefixes verify`, and put their "
-                                   "prompts again"};
+                                   " segments of the store are damaged, and in the backup only "
+                                   "where it has an earlier copy; the rest is. Run `prefixctl "
+                                   "prefixes verify`, and put their prompts again"};
 }
 
 }  // namespace

@@ -61,6 +61,41 @@ Result<std::vector<Source>> SourcesIn(const fs::path& store) {
   return out;
 }
 
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+// Whether a backup may have made a file of this name in data/, or beside it: nothing else is
+// removed.
+bool IsKeptFile(std::string_view name) {
+  const size_t dash = name.find('-');
+  return dash != name.npos && IsNumber(name.substr(0, dash)) && IsNumber(name.substr(dash + 1));
+}
+bool IsManifest(std::string_view name) {
+  if (name.ends_with(".tmp")) name.remove_suffix(4);
+  return name.starts_with("manifest-") && IsNumber(name.substr(9));
+}
+
+// Whether a directory that is no backup yet holds nothing but what an interrupted first one left.
+Status CheckUnused(const fs::path& dir) {
+  const auto check = [&](const fs::path& in, const auto& own) -> Status {
+    PREFIXD_ASSIGN(const auto entries, ListDirectory(in));
+    for (const fs::directory_entry& entry : entries) {
+      if (own(entry.path().filename().string())) continue;
+      return Error{Code::kFailedPrecondition,
+                   dir.string() + " is no backup and holds other files (" + entry.path().string() +
+                       "); take an empty directory"};
+    }
+    return {};
+  };
+  PREFIXD_TRY(check(dir, [](std::string_view name) {
+    return name == "lock" || name == "data" || name == "BACKUP.tmp" || name == "lost+found" ||
+           IsManifest(name);
+  }));
+  std::error_code failed;
+  return fs::is_directory(dir / "data", failed) ? check(dir / "data", IsKeptFile) : Status();
+}
+
 // Checks every page of a segment file against the checksums inside it.
 Status VerifyCopy(IoEngine& engine, const fs::path& path) {
   PREFIXD_ASSIGN(const InspectedSegment segment, InspectSegment(engine, path, /*direct=*/true));
@@ -81,6 +116,8 @@ class Writer {
   Result<BackupReport> Run() {
     PREFIXD_ASSIGN(const StoreIdentity identity, ReadIdentityFile(from_));
     PREFIXD_TRY(MakeBackupDirectory(to_));
+    std::error_code failed;
+    if (!fs::exists(to_ / "BACKUP", failed) && !failed) PREFIXD_TRY(CheckUnused(to_));
     PREFIXD_TRY(MakeBackupDirectory(to_ / "data"));
     PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(to_));
     auto before = ReadBackup(to_);
@@ -111,12 +148,11 @@ class Writer {
  private:
   // Takes over what the last generation holds, and notes the rest.
   Status Reuse(const std::vector<Source>& sources) {
-    std::map<std::string, const BackupFile*> known;
-    for (const BackupFile& file : last_.files) known[file.name] = &file;
+    for (const BackupFile& file : last_.files) known_[file.name] = &file;
     std::error_code failed;
     for (const Source& source : sources) {
-      const auto it = known.find(source.name);
-      const bool same = it != known.end() && it->second->bytes == source.bytes &&
+      const auto it = known_.find(source.name);
+      const bool same = it != known_.end() && it->second->bytes == source.bytes &&
                         it->second->inode == source.inode &&
                         it->second->changed_ns == source.changed_ns &&
                         fs::file_size(to_ / "data" / it->second->kept_as, failed) == source.bytes;
@@ -148,8 +184,10 @@ class Writer {
       CrashPoint("backup.file");
       const Status sound = Verify(source.name, to, copied);
       if (!sound.ok() && sound.error().code == Code::kCorrupt && source.name.ends_with(".seg")) {
-        report_.damaged.push_back(source.name + ": " + sound.error().message);
         PREFIXD_TRY(RemoveFile(to));
+        const bool kept = KeepEarlier(source.name);
+        report_.damaged.push_back(source.name + ": " + sound.error().message +
+                                  (kept ? " (the backup keeps its earlier copy)" : ""));
         continue;
       }
       if (!sound.ok()) return sound;
@@ -162,6 +200,17 @@ class Writer {
     return {};
   }
 
+  // A segment file never changes, so what the last generation holds of it is as good as its file
+  // was, if it still verifies.
+  bool KeepEarlier(const std::string& name) {
+    const auto it = known_.find(name);
+    if (it == known_.end() || !VerifyCopy(*engine_, to_ / "data" / it->second->kept_as).ok()) {
+      return false;
+    }
+    manifest_.files.push_back(*it->second);
+    return true;
+  }
+
   Status Verify(const std::string& name, const fs::path& copy, const Copied& copied) {
     if (name.ends_with(".seg")) return VerifyCopy(*engine_, copy);
     PREFIXD_ASSIGN(const Copied again, DigestFile(copy));
@@ -169,13 +218,14 @@ class Writer {
     return Error{Code::kIo, "the disk did not keep what was written to " + copy.string()};
   }
 
-  // Removes every file that the generation does not need.
+  // Removes every file of a backup that the generation does not need.
   Status Sweep(const BackupManifest& kept) {
     std::set<std::string> needed;
     for (const BackupFile& file : kept.files) needed.insert(file.kept_as);
     PREFIXD_ASSIGN(const auto entries, ListDirectory(to_ / "data"));
     for (const fs::directory_entry& entry : entries) {
-      if (needed.contains(entry.path().filename().string())) continue;
+      const std::string name = entry.path().filename().string();
+      if (needed.contains(name) || !IsKeptFile(name)) continue;
       PREFIXD_TRY(RemoveFile(entry.path()));
       ++report_.dropped_files;
     }
@@ -183,7 +233,7 @@ class Writer {
     const fs::path own = BackupManifestPath(to_, kept.generation);
     for (const fs::directory_entry& entry : manifests) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with("manifest-") && entry.path().filename() != own.filename()) {
+      if (IsManifest(name) && entry.path().filename() != own.filename()) {
         PREFIXD_TRY(RemoveFile(entry.path()));
       }
     }
@@ -194,6 +244,7 @@ class Writer {
   const Progress& progress_;
   const std::unique_ptr<IoEngine> engine_;
   BackupManifest last_, manifest_;
+  std::map<std::string, const BackupFile*> known_;  // of last_, by name
   std::vector<Source> new_;
   uint64_t done_ = 0, total_ = 0;
   BackupReport report_;

@@ -35,8 +35,8 @@ struct BackupReport {
 
 // Makes a new generation in `to` (created if missing) of the store in `from`, whose files must not
 // change meanwhile. Each copied file is synced and read back: segments against their own checksums,
-// others against what was read. kFailedPrecondition: `to` is the backup of another store, or is in
-// use; kCancelled: `progress` (in bytes) returned false.
+// others against what was read. kFailedPrecondition: `to` is the backup of another store, is in
+// use, or is no backup and not empty; kCancelled: `progress` (in bytes) returned false.
 Result<BackupReport> WriteBackup(const std::filesystem::path& from, const std::filesystem::path& to,
                                  const Progress& progress);
 

@@ -109,7 +109,14 @@ fs::path BackupManifestPath(const fs::path& dir, uint64_t generation) {
 
 Result<BackupManifest> ReadBackup(const fs::path& dir) {
   const auto head = ReadSmall(dir / "BACKUP");
-  if (!head.ok()) return Error{Code::kNotFound, "there is no backup in " + dir.string()};
+  if (!head.ok()) {
+    // What cannot be looked at may be there: whoever takes it for nothing removes its files.
+    std::error_code failed;
+    if (fs::exists(dir / "BACKUP", failed) || failed) {
+      return Error{Code::kIo, head.error().message + (failed ? ": " + failed.message() : "")};
+    }
+    return Error{Code::kNotFound, "there is no backup in " + dir.string()};
+  }
   std::istringstream in(*head);
   std::string word, format_key, generation_key, digest_key, digest;
   uint32_t format = 0;

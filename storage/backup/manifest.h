@@ -41,8 +41,8 @@ std::string EncodeBackupManifest(const BackupManifest& manifest);
 // Refuses names that lead out of their directory.
 Result<BackupManifest> DecodeBackupManifest(std::string_view bytes);
 
-// Reads the generation that counts. kNotFound: there is none; kCorrupt; kFailedPrecondition: a
-// newer prefixd wrote it.
+// Reads the generation that counts. kNotFound: there is none; kIo: it cannot be read; kCorrupt;
+// kFailedPrecondition: a newer prefixd wrote it.
 Result<BackupManifest> ReadBackup(const std::filesystem::path& dir);
 // Makes the generation count.
 Status WriteBackupManifest(const std::filesystem::path& dir, const BackupManifest& manifest);

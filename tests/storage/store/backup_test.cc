@@ -158,6 +158,53 @@ TEST_F(BackupTest, SaysWhichSegmentsAreDamagedAndKeepsOlderCopies) {
   EXPECT_EQ((*store)->LongestMatch(model_.name, "t", Prompt(2))->n_tokens, 0u);
 }
 
+// The damaged file is another one to the backup, as after a move to another disk.
+TEST_F(BackupTest, KeepsTheEarlierCopyOfASegmentThatIsDamagedNow) {
+  const fs::path file = FileOf(Stored(Prompt(1)));
+  ASSERT_OK(BackUp());
+  fs::copy_file(file, dir_.path() / "moved");
+  FlipByte(dir_.path() / "moved", 4096 * 2 + 100);
+  fs::rename(dir_.path() / "moved", file);
+  for (int round = 0; round < 2; ++round) {
+    const auto report = BackUp();
+    ASSERT_OK(report);
+    ASSERT_EQ(report->damaged.size(), 1u);
+    EXPECT_NE(report->damaged[0].find("keeps its earlier copy"), std::string::npos);
+  }
+  const auto store = Restored();
+  ASSERT_TRUE(store);
+  ExpectHolds(*store, Prompt(1));
+}
+
+TEST_F(BackupTest, NeverRemovesFilesOfOthers) {
+  Stored(Prompt(1));
+  // A directory of somebody else's, who keeps files where a backup has its own.
+  fs::create_directories(backup_ / "data");
+  for (const char* name : {"data/thesis.txt", "manifest-draft"}) std::ofstream(backup_ / name) << 1;
+  EXPECT_CODE(BackUp(), Code::kFailedPrecondition);
+  EXPECT_TRUE(fs::exists(backup_ / "data/thesis.txt") && fs::exists(backup_ / "manifest-draft"));
+  // What an interrupted first backup left is its own.
+  fs::remove_all(backup_);
+  fs::create_directories(backup_ / "data");
+  for (const char* name : {"lock", "data/1-0", "manifest-1.tmp"}) std::ofstream(backup_ / name);
+  {
+    const auto snapshot = store_->TakeSnapshot();
+    ASSERT_OK(snapshot);
+    ASSERT_OK(WriteBackup((*snapshot)->dir(), backup_ / "", nullptr));
+  }
+  for (const char* name : {"data/thesis.txt", "manifest-draft"}) std::ofstream(backup_ / name) << 1;
+  ASSERT_OK(BackUp());
+  EXPECT_TRUE(fs::exists(backup_ / "data/thesis.txt") && fs::exists(backup_ / "manifest-draft"));
+  // A head that cannot be read is not taken for one that is missing.
+  fs::rename(backup_ / "BACKUP", backup_ / "aside");
+  fs::create_symlink("BACKUP", backup_ / "BACKUP");
+  EXPECT_CODE(BackUp(), Code::kIo);
+  fs::rename(backup_ / "aside", backup_ / "BACKUP");
+  const auto store = Restored();
+  ASSERT_TRUE(store);
+  ExpectHolds(*store, Prompt(1));
+}
+
 TEST_F(BackupTest, RefusesWhatIsNotItsOwn) {
   Stored(Prompt(1));
   ASSERT_OK(BackUp());
