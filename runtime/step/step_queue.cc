@@ -151,6 +151,12 @@ void StepQueue::Settle() {
   }
 }
 
+void StepQueue::ForgiveAlone() {
+  if (wanting_ != 1 || stints_ == nullptr) return;
+  Settle();
+  if (stints_->service_.call_.of->credit.count() <= 0) BeginRound();
+}
+
 std::chrono::milliseconds StepQueue::Slice() const {
   constexpr std::chrono::milliseconds kShared{2};
   return contended_ ? kShared : kCallSlice;
@@ -200,6 +206,7 @@ void StepQueue::Run(Call& call) {
   call.leads.reserve(1);
   std::list<Call*> own{&call};
   std::unique_lock lock(mutex_);
+  ForgiveAlone();
   auto found = tenants_.find(call.tenant);
   if (found == tenants_.end()) {
     found = tenants_.try_emplace(std::string(call.tenant)).first;

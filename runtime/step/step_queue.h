@@ -134,6 +134,9 @@ class StepQueue {
   void Deduct(Tenant& tenant, std::chrono::nanoseconds time);
   // Charges for all work up to now.
   void Settle();
+  // Before another tenant comes: nobody waited for what the one that wants cores has used so far,
+  // also in a stint that has not ended.
+  void ForgiveAlone();
   // How long a call waits before it looks again.
   std::chrono::milliseconds Slice() const;
 

@@ -3,6 +3,8 @@
 #include "runtime/step/step_queue.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -121,6 +123,48 @@ TEST_F(StepQueueTest, ACallThatIsToEndLeavesTheQueueUnlessAnotherTaskWaits) {
   one.join();
   three.join();
   EXPECT_EQ(begun, 3u);
+}
+
+// A stint charges by the clock, and only when it ends or others want cores.
+TEST_F(StepQueueTest, AStintOwesNothingForTheTimeInWhichNobodyWaited) {
+  constexpr auto kAlone = std::chrono::milliseconds(400);
+  constexpr int kPieces = 300;  // of 1 ms each, of the tenant that comes
+  StepQueue::Call &alone = NewCall(1), &comes = NewCall(2);
+  alone.tenant = "alone";
+  comes.tenant = "comes";
+  std::atomic<int> served{0}, served_before{kPieces};
+  std::atomic<bool> alone_long{false}, gave_way{false};
+  StepQueue queue(1, [&](std::span<GroupTask*> tasks, StepQueue::Service& service) {
+    GroupTask* const task = tasks.front();
+    if (task->head == 2) {
+      gave_way.wait(false);
+      while (served < kPieces && !service.stopped()) {
+        task->done = ++served == kPieces;
+        service.Charge(std::chrono::milliseconds(1), task->done ? 1 : 0);
+      }
+      return;
+    }
+    StepQueue::Stint stint(service);
+    if (gave_way) {  // goes on
+      served_before = served.load();
+      task->done = true;
+      return stint.End(1);
+    }
+    std::this_thread::sleep_for(kAlone);
+    alone_long = true;
+    alone_long.notify_all();
+    while (stint.GoesOn()) std::this_thread::yield();
+    stint.End(0);
+    gave_way = true;
+    gave_way.notify_all();
+  });
+  std::thread one([&] { queue.Run(alone); });
+  alone_long.wait(false);
+  std::thread two([&] { queue.Run(comes); });
+  one.join();
+  two.join();
+  EXPECT_EQ(served, kPieces);
+  EXPECT_LT(served_before, kPieces);  // it need not wait until the other has no more work
 }
 
 // Tenants whose calls consist of pieces that cost what the test says, on one core. Nothing is
