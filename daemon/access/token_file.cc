@@ -267,10 +267,13 @@ Status AppendToken(const std::filesystem::path& file, const TokenGrant& token) {
                             (before.empty() ? TokenLines(token).substr(1) : TokenLines(token));
   // What would not be read afterwards is not written.
   PREFIXD_TRY(ParseTokens(before + lines, file.string()));
-  if (::write(fd.get(), lines.data(), lines.size()) != static_cast<ssize_t>(lines.size())) {
-    return Error{Code::kIo, "cannot write " + file.string() + ": " + std::strerror(errno)};
-  }
-  return {};
+  const ssize_t written = ::write(fd.get(), lines.data(), lines.size());
+  if (written == static_cast<ssize_t>(lines.size())) return {};
+  const int why = written < 0 ? errno : ENOSPC;
+  // Half a token would make the daemon refuse the whole file.
+  const bool undone = written <= 0 || ::ftruncate(fd.get(), static_cast<off_t>(before.size())) == 0;
+  return Error{Code::kIo, "cannot write " + file.string() + ": " + std::strerror(why) +
+                              (undone ? "" : "; its last lines are damaged: remove them")};
 }
 
 Status SetRights(std::string_view text, Grant* grant) {

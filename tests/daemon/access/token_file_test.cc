@@ -1,6 +1,8 @@
 // Tests the file of tokens and users: what it may say, who may own it, and whom it lets in.
 #include "daemon/access/token_file.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -122,6 +124,25 @@ TEST(TokenFile, IsItsOwnersAlone) {
   EXPECT_NE(ReadTokens(dir.path()).error().message.find("is no file"), std::string::npos);
 }
 
+// A disk that takes only a part of a token, as where it is full or a limit is reached.
+TEST(TokenFile, ATokenIsWrittenWholeOrNotAtAll) {
+  testing::TempDir dir;
+  const std::string file = dir.path() / "tokens.toml";
+  ASSERT_OK(AppendToken(file, {HashToken("1"), "", {.tenant = "a"}}));
+  const std::string before = testing::ReadFile(file);
+  rlimit was{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &was), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit less{before.size() + 20, was.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &less), 0);
+  const Status appended = AppendToken(file, {HashToken("2"), "", {.tenant = "b"}});
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &was), 0);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_CODE(appended, Code::kIo);
+  EXPECT_EQ(testing::ReadFile(file), before);
+  EXPECT_OK(ReadTokens(file));
+}
+
 TEST(AccessTest, ATokenSpeaksForItsTenantAlone) {
   const std::string file = Entry("a", "1") + Entry("a", "2", "rights = ['read']\n") +
                            Entry("b", "3", "rights = ['read', 'write', 'admin']\n");
@@ -188,6 +209,19 @@ TEST(AccessTest, WhatIsTakenBackHoldsNoLonger) {
   EXPECT_EQ(holds(Entry("b", "1") + user), (Four{false, false, true, true}));  // another's now
   EXPECT_EQ(holds(Entry("a", "1", "rights = ['read']\n")), (Four{false, false, false, true}));
   EXPECT_EQ(holds(""), (Four{false, false, false, true}));
+}
+
+// A tenant's name may have no letters.
+TEST(AccessTest, ATokenOfTheNamelessTenantIsTakenBackLikeOthers) {
+  const auto table = [](const std::string& tenant) {
+    return std::make_shared<const AccessTable>(*ParseTokens(Entry(tenant, "1"), "F"));
+  };
+  Access access(table(""));
+  const auto nameless = access.Admit({.token = "1"}, std::nullopt);
+  ASSERT_OK(nameless);
+  EXPECT_TRUE(access.Holds(*nameless));
+  access.Replace(table("b"));
+  EXPECT_FALSE(access.Holds(*nameless));
 }
 
 }  // namespace
