@@ -95,23 +95,27 @@ class Channel final : public TlsChannel {
   }
 
   Result<TlsStep> Handshake() override {
+    ForgetErrors();
     const int rc = SSL_connect(ssl_.get());
     connected_ = rc == 1;
     return Outcome(rc, 0);
   }
   Result<TlsStep> Read(std::span<std::byte> out) override {
     if (peeked_) return *peeked_;
+    ForgetErrors();
     size_t bytes = 0;
     const int rc = SSL_read_ex(ssl_.get(), out.data(), out.size(), &bytes);
     return Outcome(rc, bytes);
   }
   Result<TlsStep> Write(std::span<const std::byte> bytes) override {
+    ForgetErrors();
     size_t written = 0;
     const int rc = SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written);
     return Outcome(rc, written);
   }
   Result<TlsStep> Peek() override {
     if (peeked_) return TlsStep{};
+    ForgetErrors();
     std::byte first;
     size_t bytes = 0;
     const int rc = SSL_peek_ex(ssl_.get(), &first, 1, &bytes);
@@ -122,6 +126,13 @@ class Channel final : public TlsChannel {
   }
 
  private:
+  // SSL_get_error takes any error of this thread for one of this connection, also one that other
+  // users of OpenSSL in this process have left.
+  static void ForgetErrors() {
+    ERR_clear_error();
+    errno = 0;
+  }
+
   Result<TlsStep> Outcome(int rc, size_t bytes) {
     if (rc == 1) return TlsStep{bytes, 0};
     const int broken = errno;

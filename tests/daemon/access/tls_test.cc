@@ -1,6 +1,7 @@
 // Tests TLS against the real daemon: who is let in, what those see who are not, and what a slow or
 // strange peer costs the others.
 #include <fcntl.h>
+#include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -100,6 +101,20 @@ TEST_F(TlsTest, PromptsGoBothWays) {
   EXPECT_EQ(k, prompt.k[1]);
   EXPECT_EQ(v, prompt.v[1]);
   EXPECT_OK(Enter(At("tls", "localhost"), Trusting(authority_.ca())));
+}
+
+// As an application leaves them that uses OpenSSL itself and does not ask for the reason.
+TEST_F(TlsTest, ErrorsOfOtherUsersOfOpenSslAreNotTheConnections) {
+  Start();
+  const auto left = [] { ERR_raise(ERR_LIB_USER, 1); };
+  left();
+  const auto client = Enter();
+  ASSERT_OK(client);
+  for (int i = 0; i < 20; ++i) {
+    left();
+    EXPECT_OK((*client)->Stats());
+  }
+  ERR_clear_error();
 }
 
 TEST_F(TlsTest, ADaemonThatIsNotWhoItShouldBeIsNotSpokenTo) {
