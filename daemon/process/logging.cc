@@ -31,10 +31,17 @@ class PrintableText final : public spdlog::custom_flag_formatter {
               spdlog::memory_buf_t& out) override {
     constexpr std::string_view kHex = "0123456789abcdef";
     const std::string_view text(msg.payload.data(), msg.payload.size());
-    for (const char c : text.substr(0, kMaxLineBytes)) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (byte >= 0x20 && byte != 0x7f) {
-        out.push_back(c);
+    unsigned char before = 0;
+    for (size_t i = 0; i < std::min(text.size(), kMaxLineBytes); ++i) {
+      const auto byte = static_cast<unsigned char>(text[i]);
+      // U+0080 to U+009F command terminals, too: 0xc2 and one byte more, which may stand alone.
+      const auto c1 = [](unsigned char b) { return b >= 0x80 && b < 0xa0; };
+      const bool begins_c1 =
+          byte == 0xc2 && i + 1 < text.size() && c1(static_cast<unsigned char>(text[i + 1]));
+      const bool ends_c1 = c1(byte) && (before < 0x80 || before == 0xc2);
+      before = byte;
+      if (byte >= 0x20 && byte != 0x7f && !begins_c1 && !ends_c1) {
+        out.push_back(text[i]);
       } else {
         const char escaped[] = {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
         out.append(std::begin(escaped), std::end(escaped));

@@ -157,14 +157,17 @@ TEST(DaemonLimits, NamesFromClientsBeginNoLineOfTheLog) {
   DaemonProcess daemon(dir.path(), {"--log-level", "debug"});
   ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
   ConnectOptions options;
-  options.tenant = "a\nforged line\x1b[2J";
+  options.tenant =
+      "a\nforged line\x1b[2J"
+      "\xc2\x9b"
+      "2J \xc3\x89";
   auto client = ConnectTo(daemon, options);
   ASSERT_TRUE(client);
   client.reset();
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(), 0);
   const std::string log = daemon.Stderr();
-  EXPECT_NE(log.find("a\\x0aforged line\\x1b[2J"), std::string::npos) << log;
+  EXPECT_NE(log.find("a\\x0aforged line\\x1b[2J\\xc2\\x9b2J \xc3\x89"), std::string::npos) << log;
   EXPECT_EQ(log.find("\nforged"), std::string::npos) << log;
 }
 
