@@ -19,7 +19,8 @@ inline void to_json(nlohmann::json& out, const Spread& s) {
 inline Status WriteJson(const std::string& file, nlohmann::json figures) {
   for (const auto& [name, value] : RunFacts()) figures["run"][name] = value;
   std::ofstream out(file);
-  out << figures.dump(1) << '\n';
+  // Names of files come from users and need not be UTF-8: hours of measuring must not end there.
+  out << figures.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   if (!out.flush()) return Error{Code::kIo, "cannot write '" + file + "'"};
   return {};
 }

@@ -47,11 +47,15 @@ void PrintWrapped(const std::string& text, size_t indent) {
   std::printf("%s\n", line.c_str());
 }
 
-// Files for results must be writable before hours of measuring, not after.
+// Files for results must be writable before hours of measuring, not after. A run that has no
+// results leaves no file.
 Status CheckFile(const std::string& file) {
   if (file.empty()) return {};
+  std::error_code ec;
+  const bool missing = fs::symlink_status(file, ec).type() == fs::file_type::not_found;
   std::ofstream out(file, std::ios::app);
   if (!out) return Error{Code::kIo, "cannot write '" + file + "'"};
+  if (missing) fs::remove(file, ec);
   return {};
 }
 

@@ -1,6 +1,9 @@
 // Tests the median and quartiles against values worked by hand.
 #include "measure/timing/statistics.h"
 
+#include "measure/timing/json_file.h"
+#include "tests/support/expect_ok.h"
+#include "tests/support/files.h"
 #include "tests/support/test.h"
 
 namespace prefixd::bench {
@@ -19,6 +22,14 @@ TEST(Statistics, AnEvenNumberHasTheMiddleOfTwo) {
   EXPECT_DOUBLE_EQ(two.median, 2);
   EXPECT_DOUBLE_EQ(two.high, 2.5);
   EXPECT_DOUBLE_EQ(Summarise({10, 1, 2, 4}).median, 3);
+}
+
+// A log's file may have any name.
+TEST(Figures, AreWrittenWhateverNamesAreInThem) {
+  testing::TempDir dir;
+  const std::string file = dir / "figures.json";
+  EXPECT_OK(WriteJson(file, {{"log", "caf\xe9.jsonl"}, {"n", 1}}));
+  EXPECT_EQ(nlohmann::json::parse(testing::ReadFile(file), nullptr, false)["n"], 1);
 }
 
 TEST(Statistics, OneIsAllAndNoneIsZero) {

@@ -283,13 +283,13 @@ TEST_F(PrefixctlBenchTest, BadLogsAreNamed) {
 }
 
 TEST_F(PrefixctlBenchTest, APlanMeasuresNothing) {
-  ASSERT_EQ(
-      Run({"break-even", "--quick", "--plan", "--model", "SmolLM2-135M", "--dir", disk_.string()}),
-      0)
-      << err_;
+  std::ofstream(dir_ / "page.html") << "an earlier one";
+  ASSERT_EQ(Run(Small("break-even", {"--plan", "--model", "SmolLM2-135M"})), 0) << err_;
   EXPECT_TRUE(Has(out_, "It takes about")) << out_;
   EXPECT_FALSE(Has(out_, "Verdict")) << out_;
   EXPECT_TRUE(NothingLeft());
+  EXPECT_FALSE(fs::exists(dir_ / "figures.json"));  // no figures, and no file that looks like them
+  EXPECT_EQ(Page(), "an earlier one");
 }
 
 TEST_F(PrefixctlBenchTest, NothingIsLeftBehindBySignals) {
