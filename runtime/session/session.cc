@@ -47,10 +47,11 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   info.geometry = model.spec.geometry;
   info.anchors = services->options.anchors;
   info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
-  const uint64_t already = services->open.fetch_add(1);
   auto session = std::shared_ptr<SessionImpl>(
       new SessionImpl(std::move(services), std::move(info), prefix->account()));
   SessionServices& s = *session->services_;
+  const uint64_t already = s.open.fetch_add(1);
+  session->counted_ = true;
   if (already >= s.options.max_sessions) {
     return Error{Code::kResourceExhausted,
                  "there are " + std::to_string(already) +

@@ -99,7 +99,7 @@ class SessionImpl : public Session {
   CallCanceller canceller_;
   OwnTokens own_;
 
-  std::atomic<bool> counted_{true};  // in SessionServices::open
+  std::atomic<bool> counted_{false};  // in SessionServices::open
 
   mutable std::mutex mutex_;
   bool detached_ = false;

@@ -134,6 +134,7 @@ class AllocationFailureTest : public RuntimeTest {
       ASSERT_OK(Story());
       ExpectNear(want);
       ASSERT_OK(store_->WaitRewritten(nullptr));
+      ASSERT_EQ(store_->Stats()->sessions, 0u);  // none that nobody has takes a place
       ASSERT_OK(store_->Remove(prefix_));
       ASSERT_TRUE(EveryPrefix(*store_)->empty());
       if (HasFailure()) return;
