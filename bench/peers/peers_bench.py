@@ -34,10 +34,10 @@ from workload import read_workload  # noqa: E402
 from measure import Died, Measurement, NotHere  # noqa: E402
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace, out: dict[str, Any]) -> None:
+    """Puts into `out` what was measured, peer by peer."""
     work = read_workload(args.quick)
-    out: dict[str, Any] = {"run": run_facts(args.build, "peers_bench.py"), "load": os.getloadavg()[0],
-                           "quick": args.quick, "peers": [], "not_run": []}
+    out |= {"run": run_facts(args.build, "peers_bench.py"), "load": os.getloadavg()[0], "quick": args.quick}
     begun = time.monotonic()
     options = {"build": str(args.build), "memory_gib": args.memory_gib}
     shapes = [shape for shape in work.shapes if not args.shape or shape.name in args.shape]
@@ -63,13 +63,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             out["peers"].append(one)
             out["not_run"] += [{"name": name, "what": f"{shape.name}, {n} tokens", "reason": "longer than its context"}
                                for n in one.pop("not_taken")]
+
+
+def finish(args: argparse.Namespace, out: dict[str, Any]) -> None:
     if args.vllm:
         out["engines"] = json.loads(args.vllm.read_text())
     else:
         out["not_run"].append({"name": "vLLM's connectors", "what": "time to the first token",
                                "reason": "no --vllm FILE with the figures of bench/engines/vllm_peers.py"})
     out["ratios"] = ratios(out["peers"], out.get("engines"))
-    return out
+    show(out)
+    if args.json:
+        args.json.write_text(json.dumps(out, indent=1) + "\n")
 
 
 def stopped(number: int, _: FrameType | None) -> None:
@@ -90,10 +95,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, stopped)
-    out = measure(args)
-    show(out)
-    if args.json:
-        args.json.write_text(json.dumps(out, indent=1) + "\n")
+    out: dict[str, Any] = {"peers": [], "not_run": []}
+    try:
+        measure(args, out)
+    finally:
+        if out["peers"]:  # of an interrupted run, too
+            finish(args, out)
 
 
 if __name__ == "__main__":
