@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -39,12 +40,17 @@ def peak(pids: list[int]) -> int:
 
 
 def files_of(folder: Path) -> list[Path]:
+    """Returns them in the order of their names. What runs in the folder may remove them before they are used."""
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
 
 
 def disk_bytes(folder: Path) -> int:
     """Returns the space that the files of a folder take."""
-    return sum(path.stat().st_blocks * 512 for path in files_of(folder))
+    total = 0
+    for path in files_of(folder):
+        with contextlib.suppress(FileNotFoundError):  # a database removes files meanwhile
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def drop_pages(folder: Path) -> float:
@@ -52,7 +58,10 @@ def drop_pages(folder: Path) -> float:
     that is still there."""
     still = total = 0
     for path in files_of(folder):
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
         try:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
