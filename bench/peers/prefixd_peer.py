@@ -43,6 +43,14 @@ class Embedded(Peer):
 
     def settle(self, prompt: Prompt) -> None:
         self.store.wait_ready(self.prefix)
+        # Rows are reclustered after that, which reads and writes them once more.
+        written = -1
+        while True:
+            stats = self.store.stats()
+            if not stats["ingest_queue"] and not stats["rewrite_queue"] and stats["bytes_written"] == written:
+                return
+            written = stats["bytes_written"]
+            time.sleep(0.25)
 
     def get(self, prompt: Prompt) -> int:
         try:
