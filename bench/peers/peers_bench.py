@@ -38,6 +38,8 @@ def measure(args: argparse.Namespace, out: dict[str, Any]) -> None:
     """Puts into `out` what was measured, peer by peer."""
     work = read_workload(args.quick)
     out |= {"run": run_facts(args.build, "peers_bench.py"), "load": os.getloadavg()[0], "quick": args.quick}
+    if out["load"] > 1:
+        out["run"]["machine"] += f"; busy: load {out['load']:.1f} at the start"
     begun = time.monotonic()
     options = {"build": str(args.build), "memory_gib": args.memory_gib}
     shapes = [shape for shape in work.shapes if not args.shape or shape.name in args.shape]

@@ -1,11 +1,14 @@
-"""prefixd: over a daemon's local socket, and embedded in the process of the engine."""
+"""prefixd: over a daemon's local socket, and embedded in the process of the engine.
+
+Both do here what the others do, store and restore: rows stay in the order of tokens, and neither codes nor
+estimators are built. `Defaults` is a daemon as it comes, which makes ready to be attended to behind each put."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from peer import Peer, Unavailable
@@ -13,11 +16,13 @@ from workload import Prompt
 
 import prefixd
 
+STORE_ALONE = {"recluster": False, "build_codes": False, "estimators": ["none"]}
+
 
 class Embedded(Peer):
     title = "prefixd, embedded"
     durable = "its commit: data and catalogue synced"
-    about = "prefixd.open; summaries and codes are built behind a put, by default"
+    about = "prefixd.open, as a store alone: no reclustering, no codes, no estimators beyond the plain moment"
 
     def open(self) -> None:
         self.store = self.open_store()
@@ -28,7 +33,7 @@ class Embedded(Peer):
 
     def open_store(self) -> prefixd.Store:
         memory = int(self.settings["memory_gib"]) << 30
-        return prefixd.open(self.folder, host_tier_bytes=memory, min_free_bytes=0)
+        return prefixd.open(self.folder, host_tier_bytes=memory, min_free_bytes=0, **STORE_ALONE)
 
     def close(self) -> None:
         self.store.close()
@@ -90,7 +95,8 @@ def logical(total: dict[str, Any]) -> int:
 
 class Daemon(Embedded):
     title = "prefixd, daemon"
-    about = "prefixd.connect over a local socket; summaries and codes are built behind a put, by default"
+    about = "prefixd.connect over a local socket, as a store alone, like the embedded one"
+    options: ClassVar[dict[str, Any]] = STORE_ALONE
 
     def open_store(self) -> prefixd.Store:
         program = Path(self.settings["build"]) / "bin/prefixd"
@@ -98,8 +104,9 @@ class Daemon(Embedded):
             raise Unavailable(f"there is no {program}: make build")
         socket = self.folder.with_suffix(".sock")
         read, write = os.pipe()
-        # Defaults, but for the memory of the host tier, which is that of the embedded store.
-        self.start([program, "--dir", self.folder, "--socket", socket, "--min-free-mib", 0, "--host-tier-mib",
+        options = [f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, list) else str(value).lower()}"
+                   for name, value in self.options.items()]
+        self.start([program, *options, "--dir", self.folder, "--socket", socket, "--min-free-mib", 0, "--host-tier-mib",
                     1024 * int(self.settings["memory_gib"]), "--ready-fd", write], pass_fds=[write])
         os.close(write)
         with os.fdopen(read) as ready:
@@ -109,3 +116,9 @@ class Daemon(Embedded):
 
     def victim(self) -> int:
         return self.started[0].pid
+
+
+class Defaults(Daemon):
+    title = "prefixd by default"
+    about = "the daemon as it comes: summaries, codes and reclustered rows are made behind a put"
+    options = {}

@@ -30,6 +30,7 @@ class Entry:
 PEERS = {
     "prefixd": Entry("prefixd_peer", "Daemon"),
     "prefixd-embedded": Entry("prefixd_peer", "Embedded"),
+    "prefixd-defaults": Entry("prefixd_peer", "Defaults"),
     "safetensors": Entry("safetensors_peer", "Plain"),
     "safetensors-synced": Entry("safetensors_peer", "Synced"),
     "rocksdb": Entry("rocksdb_peer", "RocksDb"),

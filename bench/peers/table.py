@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 MIB = 1 << 20
-OURS = ("prefixd", "prefixd-embedded")
+OURS = ("prefixd", "prefixd-embedded", "prefixd-defaults")
 KINDS = {"store": "store", "cold": "restore_cold", "warm": "restore_warm"}
 
 
