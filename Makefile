@@ -136,7 +136,7 @@ bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone,
 	@scripts/setup_python.sh vllm
 	@.venv/bin/python bench/engines/vllm_peers.py --json build/vllm-peers.json $(VLLM_PEERS_ARGS)
 
-bench-peers: python-module  ## prefixd beside safetensors, RocksDB, LMCache, Mooncake and llama.cpp (20 minutes; 200 MB are fetched once; PEERS_ARGS="--quick")
+bench-peers: python-module  ## prefixd beside safetensors, RocksDB, LMCache, Mooncake and llama.cpp (half an hour; 200 MB are fetched once; PEERS_ARGS="--quick")
 	@$(STAGE) "build the daemon" cmake --build $(BUILD) -j $(JOBS) --target prefixd
 	@scripts/setup_debian.sh packages-peers.txt
 	@scripts/setup_python.sh peers
