@@ -15,7 +15,7 @@ from workload import Prompt
 
 # What the wheel's libraries need, and the Debian packages that have it.
 NEEDED = {"ibverbs": "libibverbs1", "curl": "libcurl4", "numa": "libnuma1"}
-AT_ONCE = 8  # values in one call: it fails calls (TRANSFER_FAIL) that take long
+AT_ONCE = 8  # values in one call: one with 128 of them, of 8 MB each, failed (-800, a transfer)
 BUFFER = 16 << 20  # of the client itself; rows go to and from registered memory without it
 
 HOLDER = """
