@@ -23,7 +23,7 @@ class LlamaCpp(Peer):
     durable = "fsync of the file by this benchmark; llama.cpp syncs nothing"
     about = "SmolLM2-135M (Q4_1), rows in f16; a file for each whole prompt, over HTTP as its server does it"
     shapes = ("smollm2-135m",)
-    longest = CONTEXT
+    longest = CONTEXT - 2 * ANSWER
     computes = True
 
     def open(self) -> None:
@@ -36,7 +36,7 @@ class LlamaCpp(Peer):
         self.folder.mkdir(parents=True, exist_ok=True)
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
-        params.n_ctx, params.n_parallel, params.n_batch, params.warmup = CONTEXT + 256, 1, 2048, True
+        params.n_ctx, params.n_parallel, params.n_batch, params.warmup = CONTEXT, 1, 2048, True
         params.slot_save_path = f"{self.folder}/"
         params.cache_ram_mib = 0  # no other place where prompts are kept
         params.hostnames, params.port = ["127.0.0.1"], 0
