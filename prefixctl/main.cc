@@ -259,6 +259,14 @@ void DeclareExplain(CLI::App* app, Options* o, Command* chosen) {
       ->type_name("FILE");
   explain->add_flag("--accept-approximate", o->accept_approximate, "Take derived rows, too.");
   explain->add_option("--lineage", o->lineage, "Take derived rows of this lineage.");
+  explain
+      ->add_option("--prefill-rate", o->engine.prefill_tokens_per_second,
+                   "Tokens per second that the engine prefills; without it what was learnt.")
+      ->type_name("TOKENS");
+  explain
+      ->add_option("--answer-tokens", o->engine.answer_tokens,
+                   "Tokens that the engine expects to generate, to compare attaching, too.")
+      ->type_name("TOKENS");
 }
 
 // A store that no daemon runs on is named by --dir, and needs no daemon.

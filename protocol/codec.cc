@@ -45,6 +45,8 @@ struct Encoder {
   static Json Value(const EstimatorVariant& x) { return x.Name(); }
   static Json Value(IngestState x) { return std::string(IngestStateName(x)); }
   static Json Value(MissReason x) { return std::string(MissReasonName(x)); }
+  static Json Value(EstimateSource x) { return std::string(EstimateSourceName(x)); }
+  static Json Value(ReuseAdvice x) { return std::string(ReuseAdviceName(x)); }
   static Json Value(RewriteKind x) { return std::string(RewriteKindName(x)); }
   static Json Value(RowEncoding x) { return std::string(RowEncodingName(x)); }
   static Json Value(CutKind x) { return static_cast<uint32_t>(x); }
@@ -176,6 +178,23 @@ struct Decoder {
       if (MissReasonName(MissReason(i)) == name) return void(x = MissReason(i));
     }
     Fail(at, "a reason of a miss");
+  }
+  // A name that a later peer knows is unknown here.
+  void Read(const Json& j, const std::string& at, EstimateSource& x) {
+    std::string name;
+    Read(j, at, name);
+    x = EstimateSource::kUnknown;
+    for (size_t i = 0; i < kEstimateSources; ++i) {
+      if (EstimateSourceName(EstimateSource(i)) == name) x = EstimateSource(i);
+    }
+  }
+  void Read(const Json& j, const std::string& at, ReuseAdvice& x) {
+    std::string name;
+    Read(j, at, name);
+    x = ReuseAdvice::kUnknown;
+    for (size_t i = 0; i < kReuseAdvices; ++i) {
+      if (ReuseAdviceName(ReuseAdvice(i)) == name) x = ReuseAdvice(i);
+    }
   }
   void Read(const Json& j, const std::string& at, IngestState& x) {
     std::string name;

@@ -7,6 +7,7 @@
 
 #include "base/tables/statistics.h"
 #include "prefixd/attach.h"
+#include "prefixd/estimate.h"
 #include "prefixd/explain.h"
 #include "prefixd/ingest.h"
 #include "prefixd/kv_shape.h"
@@ -85,7 +86,7 @@ void Describe(V& v, Is<PutSpec> auto& s) {
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds), v("encoding", s.encoding);
   v("wait_ms", s.wait_ms), v("alone", s.alone);
   v("derived", s.derived), v("accept_approximate", s.accept_approximate);
-  v("lineage", s.lineage);
+  v("lineage", s.lineage), v("prefill_from", s.prefill_from);
   Describe(v, s.heads);
 }
 template <class V>
@@ -93,14 +94,30 @@ void Describe(V& v, Is<Lifetime> auto& s) {
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
 }
 template <class V>
+void Describe(V& v, Is<EngineSpeed> auto& s) {
+  v("prefill_tokens_per_second", s.prefill_tokens_per_second);
+  v("cached_tokens", s.cached_tokens), v("answer_tokens", s.answer_tokens);
+}
+template <class V>
+void Describe(V& v, Is<TimeEstimate> auto& s) {
+  v("seconds", s.seconds), v("source", s.source);
+}
+template <class V>
+void Describe(V& v, Is<ReuseEstimate> auto& s) {
+  v("tokens", s.tokens), v("memory_bytes", s.memory_bytes), v("disk_bytes", s.disk_bytes);
+  v("restore", s.restore), v("retrieve", s.retrieve), v("recompute", s.recompute);
+  v("prefill_tokens_per_second", s.prefill_tokens_per_second), v("advice", s.advice);
+}
+template <class V>
 void Describe(V& v, Is<MatchSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant);
   v("accept_approximate", s.accept_approximate), v("lineage", s.lineage);
+  v("engine", s.engine);
 }
 template <class V>
 void Describe(V& v, Is<PrefixMatch> auto& s) {
   v("prefix", s.prefix), v("n_tokens", s.n_tokens), v("stored_tokens", s.stored_tokens);
-  v("exact_tokens", s.exact_tokens);
+  v("exact_tokens", s.exact_tokens), v("estimate", s.estimate);
 }
 template <class V>
 void Describe(V& v, Is<ExplainSpec> auto& s) {
@@ -163,6 +180,7 @@ void Describe(V& v, Is<AttachSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("prefix", s.prefix), v("n_tokens", s.n_tokens);
   v("policy", s.policy), v("accept_approximate", s.accept_approximate);
   v("lineage", s.lineage), v("call_timeout_ms", s.call_timeout_ms);
+  v("engine", s.engine);
 }
 template <class V>
 void Describe(V& v, Is<Anchors> auto& s) {
@@ -174,6 +192,7 @@ void Describe(V& v, Is<SessionInfo> auto& s) {
   v("n_tokens", s.n_tokens), v("geometry", s.geometry), v("anchors", s.anchors);
   v("estimator", s.estimator), v("d_phi", s.d_phi), v("attach_seconds", s.attach_seconds);
   v("parts", s.parts), v("exact_tokens", s.exact_tokens);
+  v("estimate", s.estimate);
 }
 template <class V>
 void Describe(V& v, Is<StepInfo> auto& s) {

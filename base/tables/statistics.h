@@ -144,6 +144,12 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
               "Calls that waited for cores and were run together with others."),
       Counter("steps_stopped", &R::steps_stopped, kNone,
               "Times that a call of steps stopped for another tenant's."),
+      Counter("advised_restore", &R::advised_restore, kNone,
+              "Matches for which restoring was estimated as the fastest way."),
+      Counter("advised_attach", &R::advised_attach, kNone,
+              "Matches for which attaching and retrieving was estimated as the fastest way."),
+      Counter("advised_recompute", &R::advised_recompute, kNone,
+              "Matches for which computing the prompt again was estimated as the fastest way."),
       Gauge("bytes_on_disk", &R::bytes_on_disk, kBytes, "What the store takes on disk.")
           .Titled("on disk"),
       Gauge("bytes_free", &R::bytes_free, kBytes, "Free space of the file system.")

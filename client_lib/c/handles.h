@@ -83,6 +83,22 @@ Status WriteResult(T filled, T* out, const char* name) {
   return {};
 }
 
+inline pfx_estimate EstimateOf(const ReuseEstimate& e) {
+  static_assert(int(EstimateSource::kLearnt) == PFX_SOURCE_LEARNT &&
+                int(ReuseAdvice::kRecompute) == PFX_ADVICE_RECOMPUTE);
+  return {e.tokens,
+          e.memory_bytes,
+          e.disk_bytes,
+          e.restore.seconds,
+          e.retrieve.seconds,
+          e.recompute.seconds,
+          e.prefill_tokens_per_second,
+          static_cast<pfx_source>(e.restore.source),
+          static_cast<pfx_source>(e.retrieve.source),
+          static_cast<pfx_source>(e.recompute.source),
+          static_cast<pfx_advice>(e.advice)};
+}
+
 template <size_t n>
 void CopyText(std::string_view text, char (&out)[n]) {
   const size_t length = std::min(text.size(), n - 1);

@@ -59,6 +59,7 @@ pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_pu
     spec.ttl_seconds = o.ttl_seconds;
     spec.wait_ms = o.wait_ms;
     spec.alone = o.alone != 0;
+    if (o.streams_prefill != 0) spec.prefill_from = o.prefill_from;
     spec.derived = o.derived != 0;
     spec.accept_approximate = o.accept_approximate != 0;
     spec.lineage = Text(o.lineage);
@@ -141,6 +142,7 @@ pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options, pfx_se
     spec.accept_approximate = o.accept_approximate != 0;
     spec.lineage = Text(o.lineage);
     spec.call_timeout_ms = o.call_timeout_ms;
+    spec.engine = {o.prefill_tokens_per_second, o.cached_tokens, o.answer_tokens};
     PREFIXD_ASSIGN(spec.policy, Policy(o.policy_json));
     PREFIXD_ASSIGN(auto attached, client->client->Attach(spec));
     *session = new pfx_session{client->client, std::move(attached)};
@@ -163,6 +165,7 @@ pfx_code pfx_session_get_shape(const pfx_session* session, pfx_session_shape* sh
     out.row_bytes = static_cast<uint32_t>(RowShape{g.key_dim, g.value_dim, g.dtype}.bytes());
     CopyText(DTypeName(g.dtype), out.dtype);
     out.exact_tokens = info.exact_tokens;
+    out.estimate = EstimateOf(info.estimate);
     return WriteResult(out, shape, "shape");
   });
 }

@@ -44,6 +44,7 @@ pfx_match_result ResultOf(const PrefixMatch& match) {
   out.n_tokens = match.n_tokens;
   out.stored_tokens = match.stored_tokens;
   out.exact_tokens = match.exact_tokens;
+  out.estimate = EstimateOf(match.estimate);
   return out;
 }
 
@@ -56,6 +57,7 @@ Result<MatchSpec> SpecOf(const pfx_match_options* options) {
   spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
   spec.accept_approximate = o.accept_approximate != 0;
   spec.lineage = Text(o.lineage);
+  spec.engine = {o.prefill_tokens_per_second, o.cached_tokens, o.answer_tokens};
   return spec;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/estimate.h"
 #include "prefixd/policy.h"
 
 namespace prefixd {
@@ -23,6 +24,7 @@ struct AttachSpec {
   // Bounds the attach and each call of the session: kDeadlineExceeded beyond it, and the session
   // goes on. 0: none. Over a connection its own bound holds, too (ConnectOptions).
   uint32_t call_timeout_ms = 0;
+  EngineSpeed engine;
 };
 
 }  // namespace prefixd

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/estimate.h"
+
 namespace prefixd {
 
 // A match takes exact rows, and derived ones where it says so: all, or those of the session that
@@ -16,6 +18,7 @@ struct MatchSpec {
   std::vector<uint32_t> tokens;
   bool accept_approximate = false;
   std::string lineage;
+  EngineSpeed engine;
   bool operator==(const MatchSpec&) const = default;
 };
 
@@ -24,6 +27,7 @@ struct PrefixMatch {
   uint32_t n_tokens = 0;
   uint32_t stored_tokens = 0;
   uint32_t exact_tokens = 0;  // the matched tokens before the first derived one
+  ReuseEstimate estimate;     // of nothing when nothing matches
 };
 
 }  // namespace prefixd

@@ -188,9 +188,13 @@ typedef struct pfx_put_options {
    * one prefix together. It becomes visible when the last part commits; when a part ends without
    * that, the others fail with PFX_UNAVAILABLE. */
   uint32_t first_head, n_heads;
+  /* Not 0: rows of tokens from prefill_from on stream in while the engine computes them, so that
+   * their times say how fast it prefills (pfx_estimate). Rows out of a buffer say nothing of it. */
+  int streams_prefill;
+  uint32_t prefill_from;
 } pfx_put_options;
 #define PFX_PUT_OPTIONS_INIT \
-  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, NULL, 0, 0 }
+  { sizeof(pfx_put_options), NULL, NULL, NULL, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, NULL, 0, 0, 0, 0 }
 
 typedef struct pfx_put_result {
   size_t struct_size;
@@ -231,6 +235,37 @@ PFX_API void pfx_put_free(pfx_put* put);
 
 /* ---- stored prefixes ------------------------------------------------------------------------ */
 
+/* How well a time of pfx_estimate is known. */
+typedef enum pfx_source {
+  PFX_SOURCE_UNKNOWN = 0,
+  PFX_SOURCE_MEASURED = 1, /* by the store's process, lately */
+  PFX_SOURCE_EARLIER = 2,  /* by the process that had the store open before */
+  PFX_SOURCE_GIVEN = 3,    /* by the engine */
+  PFX_SOURCE_LEARNT = 4    /* from puts that streamed a prefill */
+} pfx_source;
+typedef enum pfx_advice {
+  PFX_ADVICE_UNKNOWN = 0, /* there is nothing to compare: use what is stored */
+  PFX_ADVICE_RESTORE = 1,
+  PFX_ADVICE_ATTACH = 2, /* and retrieve */
+  PFX_ADVICE_RECOMPUTE = 3
+} pfx_advice;
+/* How long the ways to a matched prompt's keys and values take on this machine. Seconds are 0 where
+ * their source is PFX_SOURCE_UNKNOWN. prefixd/estimate.h says what each counts. */
+typedef struct pfx_estimate {
+  uint32_t tokens;       /* estimated: matching tokens behind cached_tokens */
+  uint64_t memory_bytes; /* of their rows, in the host tier */
+  uint64_t disk_bytes;   /* and not */
+  double restore_seconds;
+  double retrieve_seconds; /* for each generated token */
+  double recompute_seconds;
+  double prefill_tokens_per_second; /* 0: unknown */
+  pfx_source restore_source, retrieve_source, recompute_source;
+  pfx_advice advice; /* the fastest way */
+} pfx_estimate;
+#define PFX_ESTIMATE_INIT \
+  { 0, 0, 0, 0, 0, 0, 0, PFX_SOURCE_UNKNOWN, PFX_SOURCE_UNKNOWN, PFX_SOURCE_UNKNOWN, \
+    PFX_ADVICE_UNKNOWN }
+
 typedef struct pfx_match_options {
   size_t struct_size;
   const char* model;
@@ -241,9 +276,13 @@ typedef struct pfx_match_options {
    * the lineage that its first derived put returned. By default the match ends before them. */
   int accept_approximate;
   const char* lineage;
+  /* For the estimate: the engine's prefill rate (0: not given), the prompt's first tokens that it
+   * has already, and the tokens that it expects to generate over an attached prefix (0: unknown). */
+  double prefill_tokens_per_second;
+  uint32_t cached_tokens, answer_tokens;
 } pfx_match_options;
 #define PFX_MATCH_OPTIONS_INIT \
-  { sizeof(pfx_match_options), NULL, NULL, NULL, 0, 0, NULL }
+  { sizeof(pfx_match_options), NULL, NULL, NULL, 0, 0, NULL, 0, 0, 0 }
 
 typedef struct pfx_match_result {
   size_t struct_size;
@@ -251,9 +290,10 @@ typedef struct pfx_match_result {
   uint32_t n_tokens;      /* matching tokens */
   uint32_t stored_tokens; /* length of that prefix */
   uint32_t exact_tokens;  /* matching tokens before the first derived one */
+  pfx_estimate estimate;
 } pfx_match_result;
 #define PFX_MATCH_RESULT_INIT \
-  { sizeof(pfx_match_result), "", 0, 0, 0 }
+  { sizeof(pfx_match_result), "", 0, 0, 0, PFX_ESTIMATE_INIT }
 
 /* Finds the longest stored prefix of the tokens; an empty match is no error. */
 PFX_API pfx_code pfx_match(pfx_store* client, const pfx_match_options* options,
@@ -318,9 +358,11 @@ typedef struct pfx_attach_options {
   const char* lineage;
   /* Bounds the attach and each call of the session (PFX_DEADLINE_EXCEEDED); 0: none. */
   uint32_t call_timeout_ms;
+  double prefill_tokens_per_second; /* for the estimate, as in pfx_match_options */
+  uint32_t cached_tokens, answer_tokens;
 } pfx_attach_options;
 #define PFX_ATTACH_OPTIONS_INIT \
-  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0 }
+  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0 }
 
 typedef struct pfx_session_shape {
   size_t struct_size;
@@ -330,9 +372,10 @@ typedef struct pfx_session_shape {
   char dtype[8];         /* "f32", "f16", "bf16" */
   uint32_t exact_tokens; /* tokens before the first derived one; fewer than n_tokens: what is
                             computed over the session is derived, whatever the policy */
+  pfx_estimate estimate; /* when it was attached */
 } pfx_session_shape;
 #define PFX_SESSION_SHAPE_INIT \
-  { sizeof(pfx_session_shape), 0, 0, 0, 0, 0, 0, 0, "", 0 }
+  { sizeof(pfx_session_shape), 0, 0, 0, 0, 0, 0, 0, "", 0, PFX_ESTIMATE_INIT }
 
 /* PFX_NOT_FOUND when no stored prefix matches. */
 PFX_API pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options,

@@ -42,6 +42,9 @@ struct PutSpec {
   // (wait_ms, alone), with disjoint heads, store one prefix together (prefixd/store.h). A part with
   // heads of one that is under way waits for its end, up to wait_ms; then it is kUnavailable.
   HeadRange heads;
+  // Rows of tokens from here on stream in while the engine computes them, so that their times say
+  // how fast it prefills (EngineSpeed). Absent: they come out of a buffer, and say nothing of it.
+  std::optional<uint32_t> prefill_from;
 };
 
 // The progress of a put under way: tokens times layers whose rows have arrived, and all it needs.

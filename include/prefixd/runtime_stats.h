@@ -47,6 +47,8 @@ struct RuntimeStats {
   uint64_t models_bytes = 0, models_dropped = 0;
   uint64_t steps_joined = 0;   // calls that waited for cores and ran together with others
   uint64_t steps_stopped = 0;  // times that a call of steps stopped for another tenant's
+  // Matches, by the way that was estimated as the fastest (estimate.h).
+  uint64_t advised_restore = 0, advised_attach = 0, advised_recompute = 0;
   uint64_t bytes_on_disk = 0, bytes_free = 0, bytes_written = 0, bytes_read = 0;
   uint64_t host_tier_bytes = 0, host_tier_capacity = 0, host_hits = 0, host_misses = 0;
   uint64_t checksum_failures = 0, puts = 0, puts_aborted = 0, ingest_queue = 0;

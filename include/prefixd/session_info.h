@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "prefixd/estimate.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/ledger.h"
 #include "prefixd/partition.h"
@@ -28,6 +29,7 @@ struct SessionInfo {
   // The tokens before the first derived one. Where they are fewer than n_tokens, what the engine
   // computes over the session is derived, whatever the policy.
   uint32_t exact_tokens = 0;
+  ReuseEstimate estimate;  // when it was attached
 };
 
 // Reports one step, summed over KV heads.

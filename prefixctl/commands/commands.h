@@ -25,6 +25,7 @@ struct Options {
   uint64_t interval = 2;  // top: seconds between two
   bool accept_approximate = false;
   std::string lineage;
+  EngineSpeed engine;  // explain
 };
 
 // Each prints to stdout and returns its error; main prints the error and picks the exit code.

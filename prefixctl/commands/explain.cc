@@ -68,6 +68,27 @@ Result<std::vector<std::pair<std::string, std::string>>> ReadIdentity(const std:
   return identity;
 }
 
+std::string Seconds(const TimeEstimate& time) {
+  if (!time.known()) return "unknown";
+  char text[64];
+  std::snprintf(text, sizeof(text), time.seconds < 1 ? "%.3g ms (" : "%.3g s (",
+                time.seconds < 1 ? time.seconds * 1000 : time.seconds);
+  return text + std::string(EstimateSourceName(time.source)) + ")";
+}
+
+void PrintEstimate(const ReuseEstimate& e, uint32_t answer_tokens) {
+  std::printf("restore: %s, %s in memory and %s on disk\n", Seconds(e.restore).c_str(),
+              Bytes(e.memory_bytes).c_str(), Bytes(e.disk_bytes).c_str());
+  std::printf("retrieve: %s for each generated token\n", Seconds(e.retrieve).c_str());
+  std::printf("recompute: %s", Seconds(e.recompute).c_str());
+  if (e.recompute.known()) std::printf(" at %.6g tokens/s", e.prefill_tokens_per_second);
+  std::printf("\nfastest: %s", std::string(ReuseAdviceName(e.advice)).c_str());
+  if (e.retrieve.known() && answer_tokens == 0) {
+    std::printf(" (attaching is compared with --answer-tokens)");
+  }
+  std::printf("\n");
+}
+
 }  // namespace
 
 Status Explain(RemoteStore& client, const Options& options) {
@@ -75,6 +96,7 @@ Status Explain(RemoteStore& client, const Options& options) {
   spec.match.model = options.name;
   spec.match.accept_approximate = options.accept_approximate;
   spec.match.lineage = options.lineage;
+  spec.match.engine = options.engine;
   PREFIXD_ASSIGN(spec.match.tokens, ReadPrompt(options.file));
   PREFIXD_ASSIGN(spec.identity, ReadIdentity(options.geometry_file));
   PREFIXD_ASSIGN(const Explanation why, client.Explain(spec));
@@ -85,6 +107,9 @@ Status Explain(RemoteStore& client, const Options& options) {
   std::printf("%u of %u tokens hit", why.match.n_tokens, why.asked_tokens);
   if (why.match.n_tokens > 0) std::printf(", in prefix %s", Printable(why.match.prefix).c_str());
   std::printf("\n");
+  if (why.match.estimate.tokens > 0) {
+    PrintEstimate(why.match.estimate, options.engine.answer_tokens);
+  }
   for (const Miss& miss : why.misses) {
     std::printf("%s: %s\n", std::string(MissReasonName(miss.reason)).c_str(),
                 Printable(miss.text).c_str());

@@ -1,13 +1,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -72,9 +70,7 @@ void BindStore(nb::module_& m) {
           "ready", [](const PyPendingMatch& p) { return p.match->ready(); }, Unlocked())
       .def("get", [](const PyPendingMatch& p) {
         nb::gil_scoped_release unlocked;
-        const auto match = Unwrap(p.match->Get());
-        return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens,
-                               match.exact_tokens);
+        return wire::ToText(Unwrap(p.match->Get()));
       });
   nb::class_<StoreHandle>(m, "Store")
       .def("close",
@@ -121,9 +117,7 @@ void BindStore(nb::module_& m) {
             auto spec = Unwrap(wire::FromText<MatchSpec>(json, "match"));
             spec.tokens = Copy(tokens);
             nb::gil_scoped_release unlocked;
-            const auto match = Unwrap(s.get()->Match(spec));
-            return std::make_tuple(match.prefix, match.n_tokens, match.stored_tokens,
-                                   match.exact_tokens);
+            return wire::ToText(Unwrap(s.get()->Match(spec)));
           },
           nb::arg("json"), nb::arg("tokens"))
       .def(

@@ -32,6 +32,7 @@ _HOMES = {
         "ResourceExhausted",
         "Unavailable",
     ],
+    "estimate": ["EngineSpeed", "ReuseEstimate", "TimeEstimate"],
     "model": ["Layer", "LayerShape", "ModelSpec", "Policy"],
     "_core": ["PagedRows"],
     "put": ["Put", "PutResult"],
@@ -58,6 +59,9 @@ if TYPE_CHECKING:  # `as` exports the name to a type checker
     from prefixd.errors import PrefixdError as PrefixdError
     from prefixd.errors import ResourceExhausted as ResourceExhausted
     from prefixd.errors import Unavailable as Unavailable
+    from prefixd.estimate import EngineSpeed as EngineSpeed
+    from prefixd.estimate import ReuseEstimate as ReuseEstimate
+    from prefixd.estimate import TimeEstimate as TimeEstimate
     from prefixd.model import Layer as Layer
     from prefixd.model import LayerShape as LayerShape
     from prefixd.model import ModelSpec as ModelSpec

@@ -14,6 +14,7 @@ import numpy as np
 
 from prefixd import _core, arrays
 from prefixd.errors import InvalidArgument
+from prefixd.estimate import ReuseEstimate
 from prefixd.model import LayerShape, Policy
 from prefixd.restore import Restore
 
@@ -94,6 +95,11 @@ class Session:
     @property
     def n_tokens(self) -> int:
         return int(self.info["n_tokens"])
+
+    @property
+    def estimate(self) -> ReuseEstimate:
+        """How long the ways to these tokens' keys and values took when it was attached."""
+        return ReuseEstimate.from_wire(self.info["estimate"])
 
     @property
     def derives(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
 from prefixd import _core, arrays
+from prefixd.estimate import ENGINE_UNKNOWN, EngineSpeed, ReuseEstimate
 from prefixd.model import ModelSpec
 from prefixd.put import Put
 from prefixd.session import ALL_HEADS, PolicyLike, Session, policy_wire
@@ -24,6 +25,13 @@ class PrefixMatch:
     n_tokens: int
     stored_tokens: int
     exact_tokens: int  # the matched tokens before the first derived one
+    estimate: ReuseEstimate
+
+    @classmethod
+    def from_json(cls, text: str) -> PrefixMatch:
+        wire = json.loads(text)
+        estimate = ReuseEstimate.from_wire(wire["estimate"])
+        return cls(wire["prefix"], wire["n_tokens"], wire["stored_tokens"], wire["exact_tokens"], estimate)
 
     @property
     def derived(self) -> bool:
@@ -55,7 +63,7 @@ class PendingMatch:
     def result(self) -> PrefixMatch:
         """Waits for the answer, up to the deadline; DeadlineExceeded then. A later call returns the
         answer if it has come meanwhile."""
-        return PrefixMatch(*self.core.get())
+        return PrefixMatch.from_json(self.core.get())
 
 
 class Store:
@@ -119,6 +127,7 @@ class Store:
         heads: tuple[int, int] = ALL_HEADS,
         wait: float = 0.0,
         alone: bool = False,
+        prefill_from: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Put:
         """Begins to store the keys and values of a whole prompt. `encoding` is the encoding of the
@@ -130,7 +139,9 @@ class Store:
         first. `progress` receives the token-layers written and submitted, on the put's own
         thread. `heads` (the first KV head, and how many; 0: to the last) makes the put a part: puts
         of other heads of the same prompt, of any processes, store one prefix with it. Its commit
-        waits `wait` seconds for theirs, and the put ends for all parts when one ends before."""
+        waits `wait` seconds for theirs, and the put ends for all parts when one ends before.
+        `prefill_from`: rows of tokens from here on are written while the engine computes them, so
+        that the store learns how fast it prefills (ReuseEstimate)."""
         spec: dict[str, Any] = {
             "model": model,
             "tenant": tenant,
@@ -144,6 +155,7 @@ class Store:
             "n_heads": heads[1],
             "wait_ms": round(wait * 1000),
             "alone": alone,
+            "prefill_from": prefill_from,
         }
         if encoding is not None:
             spec["encoding"] = encoding
@@ -157,16 +169,19 @@ class Store:
         tenant: str = "",
         accept_approximate: bool = False,
         lineage: str = "",
+        engine: EngineSpeed = ENGINE_UNKNOWN,
     ) -> PrefixMatch:
         """Returns the longest stored prefix of these tokens. It ends before the first derived token,
-        unless all are accepted or those of a lineage (PutResult.lineage)."""
+        unless all are accepted or those of a lineage (PutResult.lineage). `engine` is what the
+        match's estimate is for."""
         spec = {
             "model": model,
             "tenant": tenant,
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "engine": asdict(engine),
         }
-        return PrefixMatch(*self.core.match(json.dumps(spec), arrays.tokens_array(tokens)))
+        return PrefixMatch.from_json(self.core.match(json.dumps(spec), arrays.tokens_array(tokens)))
 
     def match_async(
         self,
@@ -177,6 +192,7 @@ class Store:
         tenant: str = "",
         accept_approximate: bool = False,
         lineage: str = "",
+        engine: EngineSpeed = ENGINE_UNKNOWN,
     ) -> PendingMatch:
         """Begins a match and returns at once, however slow disk or daemon are: for schedulers, which
         must not wait. The answer comes within `deadline` seconds."""
@@ -185,6 +201,7 @@ class Store:
             "tenant": tenant,
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "engine": asdict(engine),
         }
         milliseconds = max(0, round(min(deadline, 86400) * 1000))
         ids = arrays.tokens_array(tokens)
@@ -202,12 +219,13 @@ class Store:
         accept_approximate: bool = False,
         lineage: str = "",
         call_timeout: float | None = None,
+        engine: EngineSpeed = ENGINE_UNKNOWN,
     ) -> Session:
         """Returns a session over the longest stored prefix of `tokens`, or over the named prefix;
         over only its first n_tokens where given. NotFound when nothing matches; derived tokens are
         taken as by `match`, and FailedPrecondition when a named prefix has others. `call_timeout`
         bounds the attach and each call of the session, in seconds: DeadlineExceeded beyond it, and
-        the session goes on."""
+        the session goes on. `engine` is what the estimate in the session's `info` is for."""
         spec = {
             "model": model,
             "tenant": tenant,
@@ -216,6 +234,7 @@ class Store:
             "policy": policy_wire(policy),
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "engine": asdict(engine),
             "call_timeout_ms": 0 if call_timeout is None else max(1, round(call_timeout * 1000)),
         }
         row = arrays.tokens_array([] if tokens is None else tokens)
@@ -230,6 +249,7 @@ class Store:
         accept_approximate: bool = False,
         lineage: str = "",
         identity: Mapping[str, str] | None = None,
+        engine: EngineSpeed = ENGINE_UNKNOWN,
     ) -> dict[str, Any]:
         """Says why `match` finds as many of these tokens as it does, and no more: returns `match`,
         `asked_tokens` and `misses`, each with `reason` ("diverges", "evicted", "model_differs", ...),
@@ -240,6 +260,7 @@ class Store:
             "tenant": tenant,
             "accept_approximate": accept_approximate,
             "lineage": lineage,
+            "engine": asdict(engine),
             "identity": list((identity or {}).items()),
         }
         explanation: dict[str, Any] = json.loads(

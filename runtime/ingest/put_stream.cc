@@ -14,6 +14,7 @@
 #include "base/interrupted_writes.h"
 #include "base/session_arguments.h"
 #include "runtime/derived/query_samples.h"
+#include "runtime/rates/prefill_watch.h"
 
 namespace prefixd {
 namespace {
@@ -88,7 +89,12 @@ class PutStreamImpl : public PutStream {
       }
       return {};
     };
+    const auto begun = PrefillWatch::Clock::now();
     Status written = write();
+    const uint32_t computed = std::max(begin, context_.prefill_from.value_or(end));
+    if (written.ok() && computed < end) {
+      prefill_.Note(layer, end - computed, begun, PrefillWatch::Clock::now());
+    }
     if (written.ok() || EndedEarly(written.error())) interrupted_.Note(layer, own, next);
     return written;
   }
@@ -124,6 +130,11 @@ class PutStreamImpl : public PutStream {
     const bool goes_on = !result.ok() && (result.error().code == Code::kFailedPrecondition ||
                                           EndedEarly(result.error()));
     if (!goes_on) writer_.reset();
+    if (result.ok()) {
+      context_.rates->NotePrefill(context_.tenant, context_.model,
+                                  prefill_.tokens(StoredLayers(context_.geometry)),
+                                  prefill_.seconds());
+    }
     return result;
   }
 
@@ -219,6 +230,7 @@ class PutStreamImpl : public PutStream {
   std::vector<std::byte> rows_;  // one batch
   InterruptedWrites interrupted_;
   uint64_t written_ = 0;  // tokens times layers
+  PrefillWatch prefill_;
 };
 
 }  // namespace

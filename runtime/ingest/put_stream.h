@@ -4,10 +4,13 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "base/memory_budget.h"
 #include "prefixd/store.h"
 #include "runtime/ingest/joint_put.h"
+#include "runtime/rates/measured_rates.h"
 #include "runtime/work/thread_pool.h"
 
 namespace prefixd {
@@ -22,6 +25,9 @@ struct PutContext {
   uint64_t fixed_bytes = 0;  // of `memory`: what the samples take
   MemoryCharge memory;
   std::chrono::milliseconds wait{0};  // of a commit for the other parts
+  MeasuredRates* rates = nullptr;
+  std::string tenant, model;
+  std::optional<uint32_t> prefill_from;  // as in PutSpec
 };
 
 std::unique_ptr<PutStream> MakePutStream(PutContext context, std::unique_ptr<PutPart> writer);

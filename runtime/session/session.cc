@@ -34,7 +34,8 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
                                                      std::shared_ptr<PreparedPrefix> prefix,
                                                      const StepPolicy& policy,
                                                      uint32_t call_timeout_ms,
-                                                     std::chrono::steady_clock::time_point begun) {
+                                                     std::chrono::steady_clock::time_point begun,
+                                                     const ReuseEstimate& estimate) {
   const Model& model = *prefix->model();
   const storage::PrefixInfo& stored = prefix->stored().info();
   SessionInfo info;
@@ -46,6 +47,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   info.exact_tokens = std::min(stored.exact_tokens, info.n_tokens);
   info.geometry = model.spec.geometry;
   info.anchors = services->options.anchors;
+  info.estimate = estimate;
   info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
   auto session = std::shared_ptr<SessionImpl>(
       new SessionImpl(std::move(services), std::move(info), prefix->account()));

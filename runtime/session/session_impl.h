@@ -25,7 +25,8 @@ class SessionImpl : public Session {
   static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<SessionServices> services,
                                                  std::shared_ptr<PreparedPrefix> prefix,
                                                  const StepPolicy& policy, uint32_t call_timeout_ms,
-                                                 std::chrono::steady_clock::time_point begun);
+                                                 std::chrono::steady_clock::time_point begun,
+                                                 const ReuseEstimate& estimate);
   ~SessionImpl() override;
 
   const SessionInfo& info() const override { return info_; }

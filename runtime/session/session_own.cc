@@ -92,7 +92,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Fork() {
   const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_ASSIGN(auto fork, Attach(services_, plan->prefix, plan->policy, call_timeout_ms_,
-                                   std::chrono::steady_clock::now()));
+                                   std::chrono::steady_clock::now(), info_.estimate));
   static_cast<SessionImpl&>(*fork).own_.Share(own_);
   return fork;
 }

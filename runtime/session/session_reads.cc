@@ -1,5 +1,7 @@
 // Serves engines that compute attention themselves: rows, selections, summaries.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -81,7 +83,9 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
   const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
   if (n == 0) return {};
   const bool by_token = slice.order == KvOrder::kTokenMajor;
-  return services_->pool.ParallelFor(heads, [&](size_t h) -> Status {
+  const auto begun = std::chrono::steady_clock::now();
+  std::atomic<uint64_t> from_memory{0};
+  PREFIXD_TRY(services_->pool.ParallelFor(heads, [&](size_t h) -> Status {
     const size_t step = by_token ? heads : 1;          // distance between tokens
     const size_t k_at = h * key * (by_token ? 1 : n);  // offset of the head's first token
     const size_t v_at = h * value * (by_token ? 1 : n);
@@ -91,8 +95,14 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
         {k.subspan(k_at), step * key, v.subspan(v_at), step * value}, &reads);
     ChargeRows(first + h, reads, 0,
                read.ok() ? storage::RowsBytes(info_.parts, row, slice.tokens) : 0);
+    from_memory += reads.bytes[static_cast<size_t>(Tier::kHost)];
     return read;
-  });
+  }));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+  const uint64_t all = heads * storage::RowsBytes(info_.parts, row, slice.tokens);
+  const uint64_t host = std::min<uint64_t>(all, from_memory);
+  services_->rates.NoteRead(host, all - host, took.count());
+  return {};
 }
 
 Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {

@@ -8,6 +8,7 @@
 
 #include "prefixd/options.h"
 #include "runtime/prefix/prefetcher.h"
+#include "runtime/rates/measured_rates.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/work/scratch.h"
 #include "runtime/work/thread_pool.h"
@@ -20,6 +21,7 @@ struct SessionServices {
   ThreadPool& pool;
   ScratchPool& scratch;
   Prefetcher& prefetcher;
+  MeasuredRates& rates;
   std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/session/step_batch.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,26 @@ Result<OwnTokens::Growth> Grow(SessionImpl& session, const StepRequest& r) {
   PREFIXD_ASSIGN(const HeadRange heads, CheckOwnRows(session.info().geometry, r.layer, r.heads, 1,
                                                      r.k.size(), r.v.size()));
   return session.own().Grow(r.layer, heads, 1, r.k, r.v);
+}
+
+// Notes what the steps of whole layers in mode retrieve took; those of a batch share its time by
+// their heads.
+void NoteTimes(SessionServices& services, const StepQueue::Call& call,
+               std::span<const size_t> of_task, std::span<const StepRequest> requests,
+               double seconds) {
+  for (size_t t = 0; t < call.tasks.size();) {
+    const StepRequest& request = requests[of_task[t]];
+    const GroupTask& first = call.tasks[t];
+    bool ok = first.plan->policy.mode == StepMode::kRetrieve;
+    size_t heads = 0;
+    for (; t < call.tasks.size() && &requests[of_task[t]] == &request; ++t, ++heads) {
+      ok = ok && call.tasks[t].status.ok();
+    }
+    const SessionInfo& info = request.session->info();
+    if (!ok || heads != info.geometry.layer(request.layer).n_kv_heads) continue;
+    services.rates.NoteStep(info.tenant, info.model, info.n_tokens,
+                            seconds * double(heads) / double(call.tasks.size()));
+  }
 }
 
 }  // namespace
@@ -91,7 +112,10 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     }
   }
   if (call.tasks.empty()) return;
+  const auto begun = std::chrono::steady_clock::now();
   services.steps.Run(call);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+  NoteTimes(services, call, of_task, requests, took.count());
   for (size_t t = 0; t < call.tasks.size(); ++t) {
     GroupTask& task = call.tasks[t];
     StepRequest& request = requests[of_task[t]];

@@ -9,6 +9,7 @@
 #include "base/call_scope.h"
 #include "base/session_arguments.h"
 #include "runtime/session/session_impl.h"
+#include "runtime/store/estimate.h"
 #include "runtime/store/lookup.h"
 
 namespace prefixd {
@@ -89,6 +90,7 @@ Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core
                                                const AttachSpec& spec) {
   const auto begun = std::chrono::steady_clock::now();
   const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
+  PREFIXD_TRY(CheckEngineSpeed(spec.engine));
   // A compaction may replace a segment at any time before the prefix is open, which then has
   // another chain.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -99,8 +101,16 @@ Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core
     auto prepared = Prepare(*core, model, *found);
     if (!prepared.ok() && prepared.error().code == Code::kNotFound) continue;
     if (!prepared.ok()) return prepared.error();
-    return SessionImpl::Attach({core, &core->services}, *std::move(prepared), spec.policy,
-                               spec.call_timeout_ms, begun);
+    const ReuseEstimate estimate =
+        EstimateReuse(*core, spec.engine,
+                      {model->spec, found->info.tenant, found->info.id, found->n_tokens, true});
+    auto session = SessionImpl::Attach({core, &core->services}, *std::move(prepared), spec.policy,
+                                       spec.call_timeout_ms, begun, estimate);
+    // Engines that restore attach with mode full; the others load what steps need, too.
+    if (session.ok() && spec.policy.mode == StepMode::kFull) {
+      core->rates.NoteOpen((*session)->info().attach_seconds);
+    }
+    return session;
   }
   return Error{Code::kUnavailable, "the stored prefix keeps changing; try again"};
 }

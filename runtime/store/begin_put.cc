@@ -52,6 +52,10 @@ Result<std::unique_ptr<PutStream>> BeginStorePut(const std::shared_ptr<Core>& co
   context.prompt_tokens = n_tokens;
   context.query_samples = core->options.query_samples;
   context.wait = std::chrono::milliseconds(spec.wait_ms);
+  context.rates = &core->rates;
+  context.tenant = spec.tenant;
+  context.model = spec.model;
+  context.prefill_from = spec.prefill_from;
   uint64_t query_floats = 0;  // of one token
   for (uint32_t l = 0; l < all.n_layers; ++l) {
     query_floats += context.geometry.layer(l).query_floats();

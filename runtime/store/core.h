@@ -2,6 +2,8 @@
 // runtime/store.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "runtime/prefix/preloader.h"
 #include "runtime/prefix/prepared_cache.h"
 #include "runtime/prefix/selector_memory.h"
+#include "runtime/rates/measured_rates.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/store/host_pinning.h"
@@ -47,7 +50,7 @@ struct Core {
                   [this](const storage::SegmentId& id) { Rebuild(id); }},
                  *storage),
         steps(std::move(c), pool, scratch, o.gathered_rows_bytes, memory),
-        services{options, steps, pool, scratch, prefetcher} {}
+        services{options, steps, pool, scratch, prefetcher, rates} {}
 
   // Makes the segment's derived data again, in the background.
   void Rebuild(const storage::SegmentId& id);
@@ -64,8 +67,10 @@ struct Core {
   const DerivedContext derived;
   PreparedCache prepared;
   StepEngine steps;
+  MeasuredRates rates;
   SessionServices services;
   JointPuts joint_puts;
+  std::array<std::atomic<uint64_t>, kReuseAdvices> advised{};  // matches, by ReuseAdvice
 
   std::shared_ptr<HostPinning> pinning;  // null: pinning is off
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/call_scope.h"
+#include "runtime/store/estimate.h"
 #include "runtime/store/lookup.h"
 
 namespace prefixd {
@@ -204,6 +205,7 @@ std::vector<FieldDifference> DifferencesOf(const ModelSpec& asked, const ModelSp
 Result<Explanation> ExplainMatch(const Core& core, const ExplainSpec& spec) {
   const MatchSpec& match = spec.match;
   PREFIXD_ASSIGN(const auto accept, AcceptanceOf(match));
+  PREFIXD_TRY(CheckEngineSpeed(match.engine));
   Explanation out;
   out.asked_tokens = static_cast<uint32_t>(match.tokens.size());
   if (match.tokens.empty()) return InvalidArgument("explain needs the prompt's tokens");
@@ -223,7 +225,8 @@ Result<Explanation> ExplainMatch(const Core& core, const ExplainSpec& spec) {
                    core.storage->ExplainMatch(match.model, match.tenant, match.tokens, accept));
     const storage::Match& m = found.match;
     if (m.n_tokens > 0) {
-      out.match = {m.id.ToString(), m.n_tokens, m.stored_tokens, m.exact_tokens};
+      out.match = {m.id.ToString(), m.n_tokens, m.stored_tokens, m.exact_tokens,
+                   EstimateReuse(core, match.engine, {asked, match.tenant, m.id, m.n_tokens})};
     }
     if (m.n_tokens < match.tokens.size()) {
       DescribeNearest(found, match, &out.misses);

@@ -15,10 +15,12 @@
 #include "runtime/indexes/indexes.h"
 #include "runtime/ingest/ingest.h"
 #include "runtime/ingest/rewrite.h"
+#include "runtime/rates/rates_file.h"
 #include "runtime/session/step_batch.h"
 #include "runtime/store/attach_session.h"
 #include "runtime/store/begin_put.h"
 #include "runtime/store/core.h"
+#include "runtime/store/estimate.h"
 #include "runtime/store/explain.h"
 #include "runtime/store/lookup.h"
 #include "runtime/store/memory_parts.h"
@@ -33,6 +35,8 @@ namespace prefixd {
 namespace {
 
 using storage::SegmentId;
+
+constexpr std::chrono::minutes kSaveRates{10};
 
 VerifySummary SummaryOf(storage::VerifyReport report) {
   VerifySummary summary{report.covered.size(),
@@ -59,6 +63,7 @@ class LocalStoreImpl final : public LocalStore {
     core_->maintenance->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();
+    (void)SaveRates(core_->options.dir, core_->rates);  // the next process measures them itself
   }
 
   // Queues segments that lack derived data for the ingest, parents first.
@@ -107,13 +112,17 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Result<PrefixMatch> Match(const MatchSpec& spec) override {
-    PREFIXD_TRY(KnownModel(*core_, spec.model));
+    PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
+    PREFIXD_TRY(CheckEngineSpeed(spec.engine));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
     PREFIXD_ASSIGN(const auto match,
                    core_->storage->LongestMatch(spec.model, spec.tenant, spec.tokens, accept));
     if (match.n_tokens == 0) return PrefixMatch{};
-    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens,
-                       match.exact_tokens};
+    const ReuseEstimate estimate =
+        EstimateReuse(*core_, spec.engine, {model->spec, spec.tenant, match.id, match.n_tokens});
+    core_->advised[static_cast<size_t>(estimate.advice)].fetch_add(1, std::memory_order_relaxed);
+    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens, match.exact_tokens,
+                       estimate};
   }
 
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
@@ -282,6 +291,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   auto core = std::make_shared<Core>(resolved, memory, std::move(storage), std::move(compute));
   core->pinning = std::move(pinning);
   PREFIXD_TRY(core->models.LoadAll());
+  LoadRates(core->options.dir, core->rates);
   core->ingest = std::make_unique<SegmentQueue>(
       "summaries", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
@@ -311,7 +321,9 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
          c->rewrites->Prune(exists);
          c->prepared.Prune(exists);
          return done;
-       }}});
+       }},
+      {"rates", kSaveRates,
+       [c = core.get()](const std::stop_token&) { return SaveRates(c->options.dir, c->rates); }}});
   // Lost derived data is made again.
   core->storage->OnBlobLost([c = core.get()](const SegmentId& id, std::string_view name) {
     if (name == kQueriesBlob) ReportLostQueries(c->derived, id);

@@ -70,6 +70,12 @@ RuntimeStats StatsOf(const Core& core) {
   stats.steps = core.services.stepped;
   stats.steps_joined = core.steps.queue().joined();
   stats.steps_stopped = core.steps.queue().stopped();
+  const auto advised = [&](ReuseAdvice advice) {
+    return core.advised[static_cast<size_t>(advice)].load(std::memory_order_relaxed);
+  };
+  stats.advised_restore = advised(ReuseAdvice::kRestore);
+  stats.advised_attach = advised(ReuseAdvice::kAttach);
+  stats.advised_recompute = advised(ReuseAdvice::kRecompute);
   stats.bytes_on_disk = stored.bytes_on_disk;
   stats.bytes_free = stored.bytes_free;
   stats.bytes_written = stored.bytes_written;

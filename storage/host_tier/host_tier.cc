@@ -80,6 +80,12 @@ std::shared_ptr<TierRegion> HostTier::ForTenant(std::string_view tenant) {
   return *region;
 }
 
+std::shared_ptr<TierRegion> HostTier::Find(std::string_view tenant) const {
+  std::lock_guard lock(mutex_);
+  const auto it = regions_.find(tenant);
+  return it == regions_.end() ? nullptr : it->second;
+}
+
 Result<std::shared_ptr<TierRegion>> HostTier::NewRegion(std::string_view tenant) {
   return TierRegion::Create(
       {.tenant = std::string(tenant),

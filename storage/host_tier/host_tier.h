@@ -45,6 +45,8 @@ class HostTier final : public TierBudget {
   // Returns the tenant's region and creates it on first use. When a region cannot be mapped, the
   // tier logs that and returns one that holds nothing: reading works without it.
   std::shared_ptr<TierRegion> ForTenant(std::string_view tenant);
+  // Returns the tenant's region if there is one, else null.
+  std::shared_ptr<TierRegion> Find(std::string_view tenant) const;
   void EraseSegment(std::string_view tenant, uint64_t segment);
 
   struct TenantStats {

@@ -87,6 +87,23 @@ uint64_t TierRegion::Pin(uint64_t segment, std::span<const uint64_t> pages, Acce
   return used_first;
 }
 
+double TierRegion::ShareOf(uint64_t segment, uint64_t begin, uint64_t end) const {
+  if (shards_.empty() || begin >= end) return 0;
+  const uint64_t first = begin / kExtentPages, extents = (end - 1) / kExtentPages + 1 - first;
+  const uint64_t looks = std::min(extents, kExtentsLookedAt);
+  uint64_t looked_at = 0, here = 0;
+  for (uint64_t i = 0; i < looks; ++i) {
+    const uint64_t extent = first + i * extents / looks;
+    const uint64_t from = std::max(begin, extent * kExtentPages);
+    const uint64_t pages = std::min(end, (extent + 1) * kExtentPages) - from;
+    const TierShard& shard = ShardOf(segment, from);
+    std::lock_guard lock(shard.mutex);
+    looked_at += pages;
+    here += std::min<uint64_t>(pages, shard.PagesOf(segment, extent));
+  }
+  return double(here) / double(looked_at);
+}
+
 void TierRegion::Unpin(std::span<const uint32_t> frames) {
   for (const uint32_t f : frames) {
     if (f == kNoFrame) continue;

@@ -117,6 +117,11 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
 
   void EraseSegment(uint64_t segment);
 
+  // Returns the part of pages [begin, end) of a segment that is here, from 0 to 1. Of a large one
+  // it looks at kExtentsLookedAt extents, evenly spread. Counts as no use.
+  static constexpr uint64_t kExtentsLookedAt = 512;
+  double ShareOf(uint64_t segment, uint64_t begin, uint64_t end) const;
+
   struct Stats {
     uint64_t bytes = 0;         // bytes of pages held
     uint64_t memory_bytes = 0;  // bytes of blocks taken

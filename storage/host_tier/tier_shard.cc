@@ -125,6 +125,11 @@ bool TierShard::Evict(uint32_t f) {
   return true;
 }
 
+uint32_t TierShard::PagesOf(uint64_t segment, uint64_t extent) const {
+  const auto it = extents_.find({segment, extent});
+  return it == extents_.end() ? 0 : it->second.used;
+}
+
 void TierShard::EraseSegment(uint64_t segment, std::vector<uint32_t>& left) {
   for (auto it = extents_.begin(); it != extents_.end();) {
     if (it->first.segment != segment) {

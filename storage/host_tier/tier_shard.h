@@ -114,6 +114,8 @@ class TierShard {
   void EraseSegment(uint64_t segment, std::vector<uint32_t>& left);
 
   uint64_t pages() const { return small_.size + main_.size; }
+  // Returns how many pages of one extent (pages from extent * kExtentPages on) are here.
+  uint32_t PagesOf(uint64_t segment, uint64_t extent) const;
 
   // The clock time at which the page that EvictOne looks at first came to its queue: a queue of
   // newcomers, or else the main one. kNever: there is none. Needs no mutex, and may be a moment

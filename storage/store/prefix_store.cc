@@ -87,6 +87,10 @@ class Store final : public PrefixStore {
         tokens, accept);
   }
 
+  Result<RowsHeld> HeldRows(const SegmentId& id, TokenRange tokens) const override {
+    return FindHeldRows(*core_, id, tokens);
+  }
+
   Result<MatchExplanation> ExplainMatch(std::string_view model, std::string_view tenant,
                                         std::span<const uint32_t> tokens,
                                         const Acceptance& accept) const override {

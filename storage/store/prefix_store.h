@@ -56,6 +56,11 @@ struct PutOptions {
   Acceptance accept;
 };
 
+// How many bytes of rows lie in the host tier, and how many are read from the disk.
+struct RowsHeld {
+  uint64_t memory_bytes = 0, disk_bytes = 0;
+};
+
 struct Match {
   SegmentId id;                // the segment in which the match ends; meaningless when n_tokens = 0
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
@@ -171,6 +176,9 @@ class PrefixStore : public SegmentSource {
   virtual Result<Match> LongestMatch(std::string_view model, std::string_view tenant,
                                      std::span<const uint32_t> tokens,
                                      const Acceptance& accept = {}) const = 0;
+  // Says where the stored rows of a prefix's tokens lie now, to a share of each segment's pages.
+  // Reads no rows and counts as no use.
+  virtual Result<RowsHeld> HeldRows(const SegmentId& id, TokenRange tokens) const = 0;
   // Says why LongestMatch finds no more tokens than it does.
   virtual Result<MatchExplanation> ExplainMatch(std::string_view model, std::string_view tenant,
                                                 std::span<const uint32_t> tokens,

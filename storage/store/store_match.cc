@@ -1,10 +1,12 @@
 #include "storage/store/store_match.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "storage/core/unix_time.h"
+#include "storage/segment/stored_part.h"
 
 namespace prefixd::storage {
 namespace {
@@ -126,6 +128,37 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
     if (matcher.best().n_tokens > 0) return matcher.best();
     high = low - 1;  // the holders vanished, were damaged, or their ids differ: try shorter
   }
+}
+
+Result<RowsHeld> FindHeldRows(StoreCore& core, const SegmentId& id, TokenRange tokens) {
+  const SegmentId segment = core.tree.Resolve(id).first;
+  PREFIXD_ASSIGN(const ChainPin pin, core.tree.Pin(segment, tokens.end));
+  const auto& chain = pin.chain();
+  PREFIXD_ASSIGN(const RequestScope scope,
+                 core.models->Resolve(chain.back().model, chain.back().tenant));
+  const KvGeometry& geometry = scope.model.geometry;
+  const auto tier = core.tier->Find(chain.back().tenant);
+  RowsHeld held;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    const uint32_t next = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
+    const TokenRange used{std::max(tokens.begin, chain[i].tokens.begin),
+                          std::min(tokens.end, next)};
+    if (used.begin >= used.end) continue;
+    PREFIXD_ASSIGN(const auto file, core.segments->Open(chain[i].id, Need::kIds));
+    const StoredPart part{used, file->header().encoding, 0};
+    uint64_t bytes = 0;
+    for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+      const uint32_t heads = geometry.layer(layer).n_kv_heads;
+      if (heads > 0) bytes += heads * RowsBytes({&part, 1}, geometry.row(layer), used);
+    }
+    // The rows lie behind the header's page and before the ids.
+    const double share =
+        tier ? tier->ShareOf(file->record().sequence, 1, file->layout().token_page) : 0;
+    const auto here = static_cast<uint64_t>(std::llround(share * double(bytes)));
+    held.memory_bytes += here;
+    held.disk_bytes += bytes - here;
+  }
+  return held;
 }
 
 }  // namespace prefixd::storage

@@ -15,4 +15,7 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
                           std::span<const BlockHash> hashes, std::span<const uint32_t> tokens,
                           const Acceptance& accept);
 
+// As PrefixStore::HeldRows.
+Result<RowsHeld> FindHeldRows(StoreCore& core, const SegmentId& id, TokenRange tokens);
+
 }  // namespace prefixd::storage

@@ -25,6 +25,15 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   EXPECT_EQ(match.exact_tokens, kTokens);
   EXPECT_EQ(match.n_tokens, kTokens);
   EXPECT_EQ(match.prefix, prefix_);
+  EXPECT_EQ(match.estimate.tokens, kTokens);
+  EXPECT_EQ(match.estimate.recompute_source, PFX_SOURCE_UNKNOWN);
+  wanted.prefill_tokens_per_second = 2;
+  wanted.cached_tokens = 10;
+  ASSERT_EQ(pfx_match(client_, &wanted, &match), PFX_OK);
+  EXPECT_EQ(match.estimate.tokens, kTokens - 10);
+  EXPECT_EQ(match.estimate.recompute_source, PFX_SOURCE_GIVEN);
+  EXPECT_EQ(match.estimate.recompute_seconds, (kTokens - 10) / 2.0);
+  EXPECT_EQ(match.estimate.advice, PFX_ADVICE_UNKNOWN);
   pfx_pending_match* pending = nullptr;
   for (const bool awaited : {true, false}) {
     ASSERT_EQ(pfx_match_begin(client_, &wanted, 3600'000, &pending), PFX_OK);

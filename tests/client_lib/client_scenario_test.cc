@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/every_page.h"
+#include "prefixd/restore.h"
 #include "tests/client_lib/client_scenario.h"
 
 namespace prefixd::testing {
@@ -103,6 +104,60 @@ TEST_P(ClientScenario, ExplainsWhyAPromptMisses) {
   EXPECT_GE(why->misses[0].n_tokens, kTokens / 16 * 16);
   EXPECT_GT(why->misses[0].unix_ms, 0);
   EXPECT_EQ(client_->Explain({}).error().code, Code::kInvalidArgument);
+}
+
+TEST_P(ClientScenario, EstimatesWhatAPromptCosts) {
+  ASSERT_TRUE(client_->RegisterModel(prompt_.model).ok());
+  PutSpec put{prompt_.model.name, "", prompt_.tokens};
+  put.prefill_from = 0;
+  auto stream = client_->BeginPut(put);
+  ASSERT_TRUE(stream.ok() && WriteRows(**stream, prompt_).ok() && (*stream)->Commit().ok());
+  MatchSpec spec{prompt_.model.name, "", prompt_.tokens};
+  auto match = client_->Match(spec);
+  ASSERT_TRUE(match.ok()) << match.error().message;
+  EXPECT_EQ(match->estimate.tokens, kTokens);
+  EXPECT_GT(match->estimate.memory_bytes + match->estimate.disk_bytes, 0u);
+  EXPECT_EQ(match->estimate.recompute.source, EstimateSource::kLearnt);
+  EXPECT_EQ(match->estimate.retrieve, TimeEstimate());
+
+  // Read twice, so that the rates of disk and memory are known, wherever the rows lay before.
+  for (int i = 0; i < 2; ++i) {
+    const auto session = Attach(*client_, {.mode = StepMode::kFull});
+    ASSERT_NE(session, nullptr);
+    auto restore = Restore::Begin(session, {});
+    ASSERT_TRUE(restore.ok());
+    for (auto run = (*restore)->Next(); run.ok() && run->has_value();) run = (*restore)->Next();
+  }
+  spec.engine = {1e-9, 100, 8};
+  match = client_->Match(spec);
+  ASSERT_TRUE(match.ok());
+  EXPECT_EQ(match->estimate.tokens, kTokens - 100);
+  EXPECT_EQ(match->estimate.restore.source, EstimateSource::kMeasured);
+  EXPECT_EQ(match->estimate.recompute, (TimeEstimate{300e9, EstimateSource::kGiven}));
+  EXPECT_EQ(match->estimate.prefill_tokens_per_second, 1e-9);
+  EXPECT_EQ(match->estimate.advice, ReuseAdvice::kRestore);
+  spec.engine.prefill_tokens_per_second = 1e15;
+  auto pending = client_->MatchAsync(spec, std::chrono::hours(1));
+  ASSERT_TRUE(pending.ok());
+  match = (*pending)->Get();
+  ASSERT_TRUE(match.ok());
+  EXPECT_EQ(match->estimate.advice, ReuseAdvice::kRecompute);
+  const auto why = client_->Explain({spec, {}});
+  ASSERT_TRUE(why.ok());
+  EXPECT_EQ(why->match.estimate.advice, ReuseAdvice::kRecompute);
+  AttachSpec attach{prompt_.model.name, "", prompt_.tokens};
+  attach.policy.mode = StepMode::kFull;
+  attach.engine = spec.engine;
+  const auto session = client_->Attach(attach);
+  ASSERT_TRUE(session.ok()) << session.error().message;
+  EXPECT_EQ((*session)->info().estimate.tokens, kTokens - 100);
+  EXPECT_EQ((*session)->info().estimate.advice, ReuseAdvice::kRecompute);
+  spec.engine.prefill_tokens_per_second = -1;
+  EXPECT_EQ(client_->Match(spec).error().code, Code::kInvalidArgument);
+  const auto stats = client_->Stats();
+  ASSERT_TRUE(stats.ok());
+  EXPECT_EQ(stats->advised_recompute, 1u);
+  EXPECT_EQ(stats->advised_restore, 1u);
 }
 
 TEST_P(ClientScenario, RewritesOnRequest) {

@@ -234,7 +234,19 @@ void AddWire(Seeds& seeds) {
               .lineage = "lineage",
               .heads = {1, 2}});
   add(HeadRange{1, 2});
-  add(MatchSpec{"m", "t", {}, true, "lineage"});
+  add(MatchSpec{"m", "t", {}, true, "lineage", {9000, 16, 200}});
+  add(PrefixMatch{"id",
+                  10,
+                  12,
+                  9,
+                  {10,
+                   4096,
+                   8192,
+                   {0.5, EstimateSource::kMeasured},
+                   {},
+                   {0.25, EstimateSource::kGiven},
+                   9000,
+                   ReuseAdvice::kRecompute}});
   add(ExplainSpec{{"m", "t", {}, true, "lineage"}, {{"weights", "x"}}});
   add(Explanation{
       {"id", 16, 32, 16},

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "prefixd/restore.h"
 #include "tests/prefixctl/prefixctl_fixture.h"
 
 namespace prefixd {
@@ -93,6 +94,35 @@ TEST_F(OperateTest, ExplainsWhyAPromptMisses) {
   }
   EXPECT_EQ(ExplainFile("/nonexistent").code, 3);
   EXPECT_EQ(Run({"explain", "--model", "test-model"}).code, 2);
+}
+
+TEST_F(OperateTest, ExplainsWhatAPromptCosts) {
+  const std::string file = TokenFile(prompt_.tokens, true);
+  const Finished unknown = ExplainFile(file);
+  EXPECT_NE(unknown.out.find("restore: unknown, "), std::string::npos) << unknown.out;
+  EXPECT_NE(unknown.out.find("\nretrieve: unknown for each generated token\nrecompute: unknown\n"
+                             "fastest: unknown\n"),
+            std::string::npos)
+      << unknown.out;
+  // Read from the disk, and then from memory.
+  for (int i = 0; i < 2; ++i) {
+    AttachSpec spec;
+    spec.model = prompt_.model.name;
+    spec.tokens = prompt_.tokens;
+    spec.policy.mode = StepMode::kFull;
+    const auto session = client_->Attach(spec);
+    ASSERT_TRUE(session.ok());
+    auto restore = Restore::Begin(*session, {});
+    ASSERT_TRUE(restore.ok());
+    for (auto run = (*restore)->Next(); run.ok() && run->has_value();) run = (*restore)->Next();
+  }
+  const Finished slow = ExplainFile(file, {"--prefill-rate", "0.5"});
+  EXPECT_NE(slow.out.find("s (measured), "), std::string::npos) << slow.out;
+  EXPECT_NE(slow.out.find("recompute: 240 s (given) at 0.5 tokens/s\nfastest: restore\n"),
+            std::string::npos)
+      << slow.out;
+  const Finished fast = ExplainFile(file, {"--prefill-rate", "1e15"});
+  EXPECT_NE(fast.out.find("fastest: recompute\n"), std::string::npos) << fast.out;
 }
 
 TEST_F(OperateTest, RewritesAPrefix) {

@@ -178,6 +178,25 @@ TEST(Codec, TheRest) {
   done.exact_tokens = 8, done.lineage = "ab";
   RoundTrip(done);
   RoundTrip(PrefixMatch{"id", 10, 12, 9});
+  RoundTrip(MatchSpec{"m", "t", {}, true, "ab", {1234.5, 16, 200}});
+  PrefixMatch match{"id", 10, 12, 9};
+  for (size_t source = 0; source < kEstimateSources; ++source) {
+    for (size_t advice = 0; advice < kReuseAdvices; ++advice) {
+      const TimeEstimate time{0.25, EstimateSource(source)};
+      match.estimate = {10, 1 << 20, 2 << 20, time, time, time, 99.5, ReuseAdvice(advice)};
+      EXPECT_EQ(RoundTrip(match).estimate, match.estimate);
+    }
+  }
+  // Of a later peer.
+  Json later = ToJson(match);
+  later["estimate"]["advice"] = "buy";
+  later["estimate"]["restore"]["source"] = "oracle";
+  const auto read = FromJson<PrefixMatch>(later, "match");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read->estimate.advice, ReuseAdvice::kUnknown);
+  EXPECT_FALSE(read->estimate.restore.known());
+  later.erase("estimate");  // of an earlier one
+  EXPECT_EQ(FromJson<PrefixMatch>(later, "match").value().estimate, ReuseEstimate());
   RoundTrip(SessionReport{{}, {}, std::vector<Ledger>(3)});
   RoundTrip(VerifySummary{1, 2, 3, 4, {"a", "b"}, {"c"}});
   RoundTrip(std::vector<PrefixSummary>(2));

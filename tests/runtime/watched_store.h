@@ -67,6 +67,9 @@ class WatchedStore final : public storage::PrefixStore {
                                       const storage::Acceptance& accept) const override {
     return inner_->LongestMatch(model, tenant, tokens, accept);
   }
+  Result<storage::RowsHeld> HeldRows(const SegmentId& id, TokenRange tokens) const override {
+    return inner_->HeldRows(id, tokens);
+  }
   Result<storage::MatchExplanation> ExplainMatch(std::string_view model, std::string_view tenant,
                                                  std::span<const uint32_t> tokens,
                                                  const storage::Acceptance& accept) const override {

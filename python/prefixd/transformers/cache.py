@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from prefixd import arrays
 from prefixd.errors import FailedPrecondition, InvalidArgument
+from prefixd.estimate import ReuseEstimate
 from prefixd.model import ModelSpec
 from prefixd.put import PutResult
 from prefixd.session import Session, step_batch
@@ -226,6 +227,7 @@ class PrefixCache(Cache):
         self.recorder = recorder
         self._lineage = lineage
         self.prompt_ids = torch.empty((len(rows), 0), dtype=torch.long)
+        self.estimates: list[ReuseEstimate] = []  # by row, of the stored part that was matched
 
     def given(self, ids: torch.Tensor) -> None:
         """Takes the tokens [B, n] that the model is about to run."""

@@ -12,8 +12,8 @@ from prefixd.errors import FailedPrecondition
 from prefixd.put import Put, PutResult
 
 # Begins to store these tokens; the flag says whether their rows are derived, the text names the
-# derived rows that they may continue.
-BeginPut = Callable[[Sequence[int], bool, str], Put]
+# derived rows that they may continue, the last flag says whether the rows come while they are prefilled.
+BeginPut = Callable[[Sequence[int], bool, str, bool], Put]
 
 
 class Recorder:
@@ -50,7 +50,7 @@ class Recorder:
                 if tokens in begun:
                     self._puts.append(None)
                     continue
-                put: Put | None = begin_put(tokens, derived, lineage)
+                put: Put | None = begin_put(tokens, derived, lineage, len(pads) == 1)
                 assert put is not None
                 if len(put.missing) == 0:
                     put.abort()
@@ -176,7 +176,7 @@ class Recorder:
         for row in range(len(ids)):
             prompt = self._prompts[row // times, self._pads[row // times] :].tolist()
             answer = self._answer(ids[row].tolist())
-            with self._begin_put(prompt + answer, derived or self._derived, self.lineage) as put:
+            with self._begin_put(prompt + answer, derived or self._derived, self.lineage, False) as put:
                 first = max(put.missing.start, len(prompt))
                 if put.missing.start < len(prompt) and len(put.missing):
                     raise FailedPrecondition(

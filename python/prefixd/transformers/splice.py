@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from prefixd.errors import AlreadyExists, FailedPrecondition, Infeasible, InvalidArgument, NotFound
+from prefixd.estimate import EngineSpeed
 from prefixd.model import ModelSpec, Policy
 from prefixd.put import Put, PutResult
 from prefixd.session import PolicyLike, Session, policy_wire
@@ -31,7 +32,9 @@ class Splice:
     policy: how steps read while decoding; None is the store's default budget, and everything where a
       prefix is too short for a budget to pay for its anchors.
     name: the model's name in the store; by default family and fingerprint.
-    checkpoint: its directory, needed with `feature_maps`."""
+    checkpoint: its directory, needed with `feature_maps`.
+    prefill_tokens_per_second: how fast the model prefills here, for estimates (PrefixCache.estimates); 0: as
+      the store has learnt from prompts that were stored while they were prefilled."""
 
     def __init__(
         self,
@@ -43,11 +46,13 @@ class Splice:
         tenant: str = "",
         checkpoint: str | Path | None = None,
         feature_maps: Sequence[str | Path] = (),
+        prefill_tokens_per_second: float = 0.0,
     ) -> None:
         self.store = store
         self.model = model
         self.policy = policy
         self.tenant = tenant
+        self.engine = EngineSpeed(prefill_tokens_per_second)
         self.spec = identity.describe(model, name, feature_maps, checkpoint)
         try:
             store.register_model(self.spec)
@@ -116,6 +121,7 @@ class Splice:
                 tenant=self.tenant,
                 accept_approximate=accept_approximate,
                 lineage=lineage,
+                engine=self.engine,
             )
             for row, pad in zip(ids, pads, strict=True)
         ]
@@ -127,7 +133,7 @@ class Splice:
             and any(match.n_tokens > 0 for match in matches)
         )
 
-        def begin_put(tokens: Sequence[int], derived: bool, lineage: str) -> Put:
+        def begin_put(tokens: Sequence[int], derived: bool, lineage: str, prefills: bool) -> Put:
             return self.store.begin_put(
                 self.spec.name,
                 list(tokens),
@@ -138,6 +144,7 @@ class Splice:
                 derived=derived,
                 accept_approximate=accept_approximate,
                 lineage=lineage,
+                prefill_from=0 if prefills else None,
                 progress=progress,
             )
 
@@ -167,6 +174,7 @@ class Splice:
         rows = Rows(sessions, pads, columns, ids.shape[1] if exact_prompt else columns)
         cache = PrefixCache(self.spec, rows, recorder, self.model.device, lineage)
         cache.prompt_ids = ids
+        cache.estimates = [match.estimate for match in matches]
         return cache
 
     def persist(

@@ -171,7 +171,7 @@ class PrefixdConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._worker is None:
-            return None
+            return self._in_scheduler.take_counts()
         counts = self._worker.take_counts()
         if self._attending is not None and get_tensor_model_parallel_rank() == 0:
             attended = self._attending.take_counts()

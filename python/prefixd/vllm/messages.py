@@ -32,6 +32,7 @@ class Save:
     last: bool  # the prompt is complete
     blocks: list[int]
     tokens: list[int] | None = None  # the prompt, with the request's first message
+    computed: int = 0  # with it: the prompt's tokens whose rows were there before this step
 
 
 @dataclass

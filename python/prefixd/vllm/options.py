@@ -24,6 +24,8 @@ class Options:
     park_tokens: int = 0  # loads of so many tokens are parked, and others run meanwhile; 0: none
     match_seconds: float = 10.0  # a prompt is computed when it is not found within this time
     call_seconds: float = 10.0  # a call to the daemon that takes longer counts as failed
+    compute_when_faster: bool = True  # compute a stored prompt where loading it is estimated to take longer
+    prefill_tokens_per_second: float = 0.0  # of this engine, for that estimate; 0: as its puts have shown
     weights: str = ""  # names the weights, instead of a digest of their files
     attach: bool = False  # attend over stored prefixes where they are, instead of loading them
     attach_tokens: int = 2048  # prefixes below are loaded
@@ -52,9 +54,16 @@ class Options:
             if type(value) not in wanted:
                 raise InvalidArgument(f"'{name}' of kv_connector_extra_config cannot be {value!r}")
         options = cls(**values)
-        least = (options.min_tokens, options.park_tokens, options.match_seconds, options.attach_tokens)
+        least = (
+            options.min_tokens,
+            options.park_tokens,
+            options.match_seconds,
+            options.attach_tokens,
+            options.prefill_tokens_per_second,
+        )
         if min(least) < 0 or options.call_seconds <= 0:
             raise InvalidArgument(
-                "min_tokens, park_tokens, attach_tokens and match_seconds are 0 or more, call_seconds is above 0"
+                "min_tokens, park_tokens, attach_tokens, match_seconds and prefill_tokens_per_second are 0 or more, "
+                "call_seconds is above 0"
             )
         return options

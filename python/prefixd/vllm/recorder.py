@@ -34,6 +34,7 @@ class Recorder:
     ) -> None:
         assert save.tokens is not None
         self._tokens = save.tokens
+        self._computed = save.computed
         self._block = block_tokens
         self._heads = heads
         # The commit of a part waits for those of the other ranks.
@@ -56,7 +57,9 @@ class Recorder:
         return put
 
     def _ask(self, store: Store, spec: ModelSpec) -> Put:
-        return store.begin_put(spec.name, self._tokens, heads=self._heads, wait=self._wait)
+        return store.begin_put(
+            spec.name, self._tokens, heads=self._heads, wait=self._wait, prefill_from=self._computed
+        )
 
     def _put(self) -> Put | None:
         try:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from prefixd.errors import NotFound, PrefixdError
+from prefixd.estimate import EngineSpeed
 from prefixd.model import ModelSpec
 from prefixd.store import PendingMatch, PrefixMatch, Store
 from prefixd.vllm.identity import salted
 from prefixd.vllm.messages import Load, Save, StepMessage
 from prefixd.vllm.options import Options
+from prefixd.vllm.stats import Counts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -30,6 +32,7 @@ class _Asked:
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
     parked: bool = False
+    computes: bool = False  # because that is faster
 
 
 @dataclass
@@ -48,6 +51,8 @@ class SchedulerSide:
         self._asked: dict[str, _Asked] = {}
         self._loads: dict[str, Load] = {}  # of the next step
         self._parked: list[Load] = []  # of the next step, of requests that wait for them
+        self._counts = Counts()
+        self._said = False  # that a prompt is computed because that is faster
         self._given_up: set[str] = set()  # requests that a load has failed
         self._loaded: dict[str, Load] = {}  # of the last steps, until the request ends
         self._prompts: dict[str, _Saving] = {}  # of requests that are stored, until they end
@@ -62,7 +67,7 @@ class SchedulerSide:
             return 0, False
         asked = self._asked.get(request.request_id)
         if asked is None:
-            asked = self._asked[request.request_id] = _Asked(self._ask(request))
+            asked = self._asked[request.request_id] = _Asked(self._ask(request, computed))
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
                 return None, False
@@ -74,6 +79,8 @@ class SchedulerSide:
         usable = min(asked.answer.n_tokens, request.num_tokens - 1) // self._block * self._block
         found = usable - computed
         if found < max(self._block, self._options.min_tokens):
+            return 0, False
+        if self._computes(asked, found):
             return 0, False
         asked.parked = 0 < self._options.park_tokens <= found
         return found, asked.parked
@@ -88,12 +95,42 @@ class SchedulerSide:
             and request.num_prompt_tokens >= max(self._block, self._options.min_tokens)
         )
 
-    def _ask(self, request: Request) -> PendingMatch | None:
+    def _computes(self, asked: _Asked, found: int) -> bool:
+        """Whether computing is estimated to be faster than loading. What is attached is so for the blocks that
+        it leaves to others, whatever takes longer."""
+        if asked.computes or asked.answer is None or not self._options.compute_when_faster or self._options.attach:
+            return asked.computes
+        estimate = asked.answer.estimate
+        if estimate.advice != "recompute":
+            return False
+        asked.computes = True
+        self._counts.add(computed_instead=1, computed_instead_tokens=found)
+        if not self._said:
+            self._said = True
+            logger.info(
+                "prefixd: a stored prompt is computed, because that is faster: %.3g s for %d tokens at %.0f a second "
+                "(%s), and %.3g s to load them (%s); the metrics count further ones",
+                estimate.recompute.seconds,
+                estimate.tokens,
+                estimate.prefill_tokens_per_second,
+                estimate.recompute.source,
+                estimate.restore.seconds,
+                estimate.restore.source,
+            )
+        return True
+
+    def take_counts(self) -> Counts | None:
+        """Returns what happened since the last call."""
+        taken, self._counts = self._counts, Counts()
+        return None if taken.is_empty() else taken
+
+    def _ask(self, request: Request, computed: int) -> PendingMatch | None:
         try:
             return self._store.match_async(
                 salted(self._spec, self._salt(request)).name,
                 list(request.all_token_ids),
                 deadline=self._options.match_seconds,
+                engine=EngineSpeed(self._options.prefill_tokens_per_second, computed),
             )
         except PrefixdError as error:
             self._failed(error)
@@ -166,7 +203,7 @@ class SchedulerSide:
                 end = min(computed[request] + n, len(saving.tokens))
                 last = end == len(saving.tokens)
                 tokens = None if saving.told else saving.tokens
-                message.saves.append(Save(request, saving.salt, end, last, blocks, tokens))
+                message.saves.append(Save(request, saving.salt, end, last, blocks, tokens, computed[request]))
                 saving.told = True
                 if last:
                     del self._saving[request]

@@ -8,8 +8,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 
 class Counts(KVConnectorStats):
-    """Sums since the last report: loads, loaded_tokens, failed_loads, prompts and tokens stored, and the
-    seconds for which layers waited for either."""
+    """Sums since the last report: loads, loaded_tokens, failed_loads, prompts and tokens that were
+    computed because that is faster, prompts and tokens stored, and the seconds for which layers waited for
+    loads and stores."""
 
     data: dict[str, float]
 

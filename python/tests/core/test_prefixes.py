@@ -16,15 +16,39 @@ def test_matches_that_nobody_waits_for(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
     pending = store.match_async("m", prompt.tokens, deadline=60)
-    assert pending.result() == store.match("m", prompt.tokens)
+    found = store.match("m", prompt.tokens)
+    assert pending.result().prefix == found.prefix and pending.result().n_tokens == found.n_tokens == TOKENS
     assert pending.ready()
     # Without patience there is an answer or none, but no waiting; a little later there is one.
     hurried = store.match_async("m", prompt.tokens, deadline=0)
     assert hurried.ready()
     with contextlib.suppress(prefixd.DeadlineExceeded):
-        assert hurried.result() == pending.result()
+        assert hurried.result().prefix == found.prefix
     with pytest.raises(prefixd.NotFound, match="no model named 'x'"):
         store.match_async("x", prompt.tokens, deadline=60).result()
+
+
+def test_estimates_say_what_is_fastest(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    unknown = store.match("m", prompt.tokens).estimate
+    assert unknown.tokens == TOKENS and unknown.memory_bytes + unknown.disk_bytes > 0
+    assert not unknown.recompute.known and unknown.advice == "unknown"
+    for _ in range(2):  # from the disk, and from memory
+        with store.attach("m", prompt.tokens, policy=FULL) as session:
+            for _run in session.restore():
+                pass
+    fast, slow = prefixd.EngineSpeed(1e15, cached_tokens=100), prefixd.EngineSpeed(1e-9)
+    estimate = store.match_async("m", prompt.tokens, deadline=60, engine=fast).result().estimate
+    assert estimate.tokens == TOKENS - 100 and estimate.restore.source == "measured"
+    assert estimate.recompute == prefixd.TimeEstimate((TOKENS - 100) / 1e15, "given")
+    assert estimate.advice == "recompute"
+    assert store.match("m", prompt.tokens, engine=slow).estimate.advice == "restore"
+    assert store.explain("m", prompt.tokens, engine=fast)["match"]["estimate"]["advice"] == "recompute"
+    with store.attach("m", prompt.tokens, policy=FULL, engine=slow) as session:
+        assert session.estimate.advice == "restore"
+    with pytest.raises(prefixd.InvalidArgument, match="prefill_tokens_per_second"):
+        store.match("m", prompt.tokens, engine=prefixd.EngineSpeed(-1.0))
 
 
 def test_derived_rows_serve_who_asks(store: prefixd.Store) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ class Engine:
     def __init__(self, llm: Any) -> None:
         self.llm, self.core = llm, llm.llm_engine
         self._next = 0
+        self.counts: Counter[str] = Counter()  # what the connector counted
+        record = self.core.logger_manager.record
+
+        def counting(*arguments: Any, **given: Any) -> None:
+            stats = given.get("scheduler_stats")
+            if stats is not None and stats.kv_connector_stats:
+                self.counts.update(stats.kv_connector_stats)
+            record(*arguments, **given)
+
+        self.core.logger_manager.record = counting
 
     def add(self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None) -> str:
         self._next += 1

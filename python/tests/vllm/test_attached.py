@@ -4,7 +4,6 @@ everything is read, and failures of single requests."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,17 +30,6 @@ class Attached(Engine):
     def __init__(self, llm: Any) -> None:
         super().__init__(llm)
         self.most = 0.0
-
-        self.counts: Counter[str] = Counter()
-        record = self.core.logger_manager.record
-
-        def counting(*arguments: Any, **given: Any) -> None:
-            stats = given.get("scheduler_stats")
-            if stats is not None and stats.kv_connector_stats:
-                self.counts.update(stats.kv_connector_stats)
-            record(*arguments, **given)
-
-        self.core.logger_manager.record = counting
 
     def settle(self) -> None:
         """Waits until the sessions of all requests have said what they read, which takes a step to arrive."""
