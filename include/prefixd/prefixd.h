@@ -262,9 +262,11 @@ typedef struct pfx_estimate {
   pfx_source restore_source, retrieve_source, recompute_source;
   pfx_advice advice; /* the fastest way */
 } pfx_estimate;
-#define PFX_ESTIMATE_INIT \
-  { 0, 0, 0, 0, 0, 0, 0, PFX_SOURCE_UNKNOWN, PFX_SOURCE_UNKNOWN, PFX_SOURCE_UNKNOWN, \
-    PFX_ADVICE_UNKNOWN }
+#define PFX_ESTIMATE_INIT                                                            \
+  {                                                                                  \
+    0, 0, 0, 0, 0, 0, 0, PFX_SOURCE_UNKNOWN, PFX_SOURCE_UNKNOWN, PFX_SOURCE_UNKNOWN, \
+        PFX_ADVICE_UNKNOWN                                                           \
+  }
 
 typedef struct pfx_match_options {
   size_t struct_size;
@@ -277,7 +279,8 @@ typedef struct pfx_match_options {
   int accept_approximate;
   const char* lineage;
   /* For the estimate: the engine's prefill rate (0: not given), the prompt's first tokens that it
-   * has already, and the tokens that it expects to generate over an attached prefix (0: unknown). */
+   * has already, and the tokens that it expects to generate over an attached prefix (0: unknown).
+   */
   double prefill_tokens_per_second;
   uint32_t cached_tokens, answer_tokens;
 } pfx_match_options;

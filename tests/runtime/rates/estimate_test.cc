@@ -54,7 +54,7 @@ class EstimateTest : public RuntimeTest {
     store_ = *std::move(opened);
   }
 
-  void PutAndOpenCold(const std::string& test) {
+  void PutAndOpenCold(const char* test) {
     Open();
     prompt_ = MakePrompt(spec_.geometry, kTokens, Seed(test));
     prefix_ = PutReady(prompt_);
