@@ -21,7 +21,13 @@ def transfer(address: str, **options: Any) -> dict[str, Any]:
         "kv_connector_module_path": "prefixd.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"prefixd": address, "call_seconds": 300, "match_seconds": 120, **options},
+        "kv_connector_extra_config": {
+            "prefixd": address,
+            "call_seconds": 300,
+            "match_seconds": 120,
+            "compute_when_faster": False,  # loading is what is measured, whether or not it pays
+            **options,
+        },
     }
 
 

@@ -149,7 +149,9 @@ class Prefixd(Side):
     def transfer(self) -> dict[str, Any] | None:
         return {"kv_connector": "PrefixdConnector", "kv_connector_module_path": "prefixd.vllm", "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"prefixd": f"unix:{self.socket}", "match_seconds": 60}}
+                # Loading is what is measured, whether or not it pays.
+                "kv_connector_extra_config": {"prefixd": f"unix:{self.socket}", "match_seconds": 60,
+                                              "compute_when_faster": False}}
 
 
 SIDES = {"vllm": Side, "example": Example, "lmcache": LmCache, "prefixd": Prefixd}
