@@ -65,6 +65,13 @@ def test_texts_are_found_alike_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert texts.kept(path, ["prose"], 3, 7)["prose"] == widened
 
 
+def test_a_text_that_lies_there_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ("".join(f"{word} line {i}\n" for i in range(4000)) for word in ("one", "other"))
+    files = [(Path("/a"), one), (Path("/b"), one), (Path("/c"), other)]
+    monkeypatch.setitem(texts.KINDS, "prose", lambda: iter(files))
+    assert [t.source.split(":")[0] for t in texts.find("prose", 3, 7)] == ["/a", "/c"]
+
+
 @pytest.mark.parametrize("kind", [*documents.KINDS])
 def test_documents_are_the_same_again(kind: str) -> None:
     form = ByteForm()

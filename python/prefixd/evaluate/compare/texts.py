@@ -131,10 +131,15 @@ KINDS: dict[str, Callable[[], Iterator[tuple[Path, str]]]] = {
 
 
 def find(kind: str, count: int, seed: int) -> list[Text]:
-    """Returns `count` texts of a kind, the same on the same machine; fewer where it has no more."""
+    """Returns `count` texts of a kind, the same on the same machine; fewer where it has no more. A text that
+    lies there several times, as packages of one source bring it, counts once."""
     rng = np.random.default_rng(seed)
     found: list[Text] = []
+    seen: set[str] = set()
     for path, text in KINDS[kind]():
+        if text in seen:
+            continue
+        seen.add(text)
         parts = min(PER_FILE.get(kind, 1), len(text) // LEAST)
         for part in range(parts):
             # A text begins at a line, somewhere in its share of the file.
