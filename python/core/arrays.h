@@ -30,6 +30,8 @@ T Unwrap(Result<T> result) {
 }
 
 using In = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+// Bound as nb::arg(...).noconvert(): nanobind would else take a copy of what is not contiguous or
+// lies on a device, and what is written there would be lost.
 using Out = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 

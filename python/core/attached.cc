@@ -67,7 +67,7 @@ class AttachedBatch {
     const LayerShapes shapes = CheckShapes(rows, q, y);
     const float* queries = Floats("q", q).data();
     float* out = Floats("y", y).data();
-    const std::span from(static_cast<const std::byte*>(cache.data()), cache.nbytes());
+    const auto from = Stored("the cache", cache, dtype);
     nb::gil_scoped_release unlocked;
     lse_.resize(shapes.rows * shapes.q_heads);
     AttendOwn(rows, from, dtype, geometry, threads, shapes, queries, out);
@@ -189,7 +189,8 @@ void BindAttached(nb::module_& m) {
                                 {std::get<0>(heads), std::get<1>(heads)}, threads, q, y);
           },
           nb::arg("layer"), nb::arg("rows"), nb::arg("cache"), nb::arg("dtype"), nb::arg("scale"),
-          nb::arg("softcap"), nb::arg("heads"), nb::arg("threads"), nb::arg("q"), nb::arg("y"));
+          nb::arg("softcap"), nb::arg("heads"), nb::arg("threads"), nb::arg("q"),
+          nb::arg("y").noconvert());
 
   // Attends to the last q.shape(0) of `tokens` tokens in the engine's blocks.
   m.def(
@@ -207,19 +208,19 @@ void BindAttached(nb::module_& m) {
           throw Failure{InvalidArgument("q " + ShapeOf(q) + ", y " + ShapeOf(y) + ", lse " +
                                         ShapeOf(lse) + " do not fit together")};
         }
-        const std::span from(static_cast<const std::byte*>(cache.data()), cache.nbytes());
+        const DType type = Unwrap(DTypeFromName(dtype));
+        const auto from = Stored("the cache", cache, type);
         const PagedQueries one{tokens,       static_cast<uint32_t>(q.shape(0)),
                                Span(blocks), in.data(),
                                out.data(),   out_lse.data()};
-        const DType type = Unwrap(DTypeFromName(dtype));
         nb::gil_scoped_release unlocked;
         const auto attention = Unwrap(PagedAttention::Create(rows, type));
         Check(attention.Attend(from, {.scale = scale, .softcap = softcap},
                                static_cast<uint32_t>(q.shape(1)), {&one, 1}, threads));
       },
       nb::arg("rows"), nb::arg("cache"), nb::arg("dtype"), nb::arg("blocks"), nb::arg("tokens"),
-      nb::arg("scale"), nb::arg("softcap"), nb::arg("threads"), nb::arg("q"), nb::arg("y"),
-      nb::arg("lse"));
+      nb::arg("scale"), nb::arg("softcap"), nb::arg("threads"), nb::arg("q"),
+      nb::arg("y").noconvert(), nb::arg("lse").noconvert());
 
   // Reads a policy and returns it with every field; the error says what is wrong with it.
   m.def(

@@ -55,7 +55,8 @@ NB_MODULE(_core, m) {
   BindRestore(m);
   BindOwnTokens(m);
   BindAttached(m);
-  m.def("merge_states", &Merge, nb::arg("y_a"), nb::arg("lse_a"), nb::arg("y_b"), nb::arg("lse_b"));
+  m.def("merge_states", &Merge, nb::arg("y_a").noconvert(), nb::arg("lse_a").noconvert(),
+        nb::arg("y_b"), nb::arg("lse_b"));
 }
 
 }  // namespace prefixd::python

@@ -104,7 +104,8 @@ void MergeOwnTokens(const In& q, const Rows& k, const Rows& v, float scale, floa
 
 void BindOwnTokens(nb::module_& m) {
   m.def("merge_own_tokens", &MergeOwnTokens, nb::arg("q"), nb::arg("k"), nb::arg("v"),
-        nb::arg("scale"), nb::arg("softcap"), nb::arg("seen").none(), nb::arg("y"), nb::arg("lse"));
+        nb::arg("scale"), nb::arg("softcap"), nb::arg("seen").none(), nb::arg("y").noconvert(),
+        nb::arg("lse").noconvert());
 }
 
 }  // namespace prefixd::python

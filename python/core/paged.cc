@@ -114,8 +114,8 @@ void BindPaged(nb::module_& m) {
             rows.Gather(from, table, first, n, static_cast<std::byte*>(k.data()),
                         static_cast<std::byte*>(v.data()));
           },
-          nb::arg("cache"), nb::arg("blocks"), nb::arg("first"), nb::arg("n"), nb::arg("k"),
-          nb::arg("v"))
+          nb::arg("cache"), nb::arg("blocks"), nb::arg("first"), nb::arg("n"),
+          nb::arg("k").noconvert(), nb::arg("v").noconvert())
       .def(
           "scatter",
           [](const PagedRows& rows, const Out& cache, const Blocks& blocks, uint32_t first,
@@ -130,8 +130,8 @@ void BindPaged(nb::module_& m) {
                          static_cast<const std::byte*>(k.data()),
                          static_cast<const std::byte*>(v.data()));
           },
-          nb::arg("cache"), nb::arg("blocks"), nb::arg("first"), nb::arg("n"), nb::arg("k"),
-          nb::arg("v"));
+          nb::arg("cache").noconvert(), nb::arg("blocks"), nb::arg("first"), nb::arg("n"),
+          nb::arg("k"), nb::arg("v"));
 }
 
 }  // namespace prefixd::python

@@ -55,7 +55,7 @@ void BindRestore(nb::module_& m) {
             std::memcpy(k_out.data(), r.run.k.data(), k_out.size());
             std::memcpy(v_out.data(), r.run.v.data(), v_out.size());
           },
-          nb::arg("k"), nb::arg("v"))
+          nb::arg("k").noconvert(), nb::arg("v").noconvert())
       // Takes all runs of the next layer into the blocks of an engine's cache.
       .def(
           "fill_layer",
@@ -66,7 +66,7 @@ void BindRestore(nb::module_& m) {
             nb::gil_scoped_release unlocked;
             FillLayer(r, layer, rows, places, table, row_heads, first_head);
           },
-          nb::arg("layer"), nb::arg("rows"), nb::arg("cache"), nb::arg("blocks"),
+          nb::arg("layer"), nb::arg("rows"), nb::arg("cache").noconvert(), nb::arg("blocks"),
           nb::arg("row_heads"), nb::arg("first_head"))
       .def("cancel", [](PyRestore& r) { r.restore->Cancel(); });
 }

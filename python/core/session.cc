@@ -45,7 +45,8 @@ void BindSession(nb::module_& m) {
             nb::gil_scoped_release unlocked;
             Check(session->Step(layer, RangeOf(heads), in, out, out_lse, nullptr));
           },
-          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"), nb::arg("heads"))
+          nb::arg("layer"), nb::arg("q"), nb::arg("y").noconvert(), nb::arg("lse").noconvert(),
+          nb::arg("heads"))
       .def(
           "attend_exact",
           [](const PySession& s, uint32_t layer, const In& q, const Out& y, const Out& lse,
@@ -61,7 +62,8 @@ void BindSession(nb::module_& m) {
             Check(session->AttendExact(layer, RangeOf(heads), uint32_t(q.shape(0)), in, out,
                                        out_lse));
           },
-          nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"), nb::arg("heads"))
+          nb::arg("layer"), nb::arg("q"), nb::arg("y").noconvert(), nb::arg("lse").noconvert(),
+          nb::arg("heads"))
       .def(
           "append",
           [](const PySession& s, uint32_t layer, const In& k, const In& v, const Heads& heads) {
@@ -90,8 +92,8 @@ void BindSession(nb::module_& m) {
             Check(session->StepAppend(layer, RangeOf(heads), in, keys, values, out, out_lse,
                                       nullptr));
           },
-          nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y"), nb::arg("lse"),
-          nb::arg("heads"))
+          nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y").noconvert(),
+          nb::arg("lse").noconvert(), nb::arg("heads"))
       .def(
           "truncate",
           [](const PySession& s, uint32_t n) {
@@ -117,7 +119,7 @@ void BindSession(nb::module_& m) {
             nb::gil_scoped_release unlocked;
             Check(session->ReadRows(layer, kv_head, {ids.data(), ids.size()}, bytes));
           },
-          nb::arg("layer"), nb::arg("kv_head"), nb::arg("ids"), nb::arg("out"))
+          nb::arg("layer"), nb::arg("kv_head"), nb::arg("ids"), nb::arg("out").noconvert())
       .def(
           "read_range",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, uint32_t begin, uint32_t end,
@@ -127,7 +129,8 @@ void BindSession(nb::module_& m) {
             nb::gil_scoped_release unlocked;
             Check(session->ReadRange(layer, kv_head, {begin, end}, bytes));
           },
-          nb::arg("layer"), nb::arg("kv_head"), nb::arg("begin"), nb::arg("end"), nb::arg("out"))
+          nb::arg("layer"), nb::arg("kv_head"), nb::arg("begin"), nb::arg("end"),
+          nb::arg("out").noconvert())
       // Reads rows [begin, end) of all heads of a layer to where they shall be.
       .def(
           "read_layer",
@@ -139,7 +142,8 @@ void BindSession(nb::module_& m) {
             nb::gil_scoped_release unlocked;
             Check(session->ReadLayer({.layer = layer, .tokens = {begin, end}}, keys, values));
           },
-          nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("k"), nb::arg("v"))
+          nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("k").noconvert(),
+          nb::arg("v").noconvert())
       .def(
           "select",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, const In& q, uint32_t k) {
@@ -207,8 +211,8 @@ void BindSession(nb::module_& m) {
         store->StepBatch(requests);
         for (const StepRequest& request : requests) Check(request.status);
       },
-      nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y"), nb::arg("lse"),
-      nb::arg("heads"));
+      nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y").noconvert(),
+      nb::arg("lse").noconvert(), nb::arg("heads"));
 }
 
 }  // namespace prefixd::python

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import prefixd
+from prefixd import _core
 from tests.prompts import DIM, FULL, KV_HEADS, LAYERS, TOKENS, Prompt
 
 BLOCK, BLOCKS = 32, 9
@@ -56,9 +57,7 @@ def tiled(size: int) -> Order:
         return both[0], both[1]
 
     head = 2 * BLOCK * DIM
-    rows = prefixd.PagedRows(
-        places(), places() + np.uint64(BLOCK * DIM), KV_HEADS * head, head, KV_HEADS, size
-    )
+    rows = prefixd.PagedRows(places(), places() + np.uint64(BLOCK * DIM), KV_HEADS * head, head, KV_HEADS, size)
     return Order(rows, (BLOCKS, KV_HEADS, BLOCK, 2 * DIM), read)
 
 
@@ -151,6 +150,33 @@ def test_a_prompt_goes_from_blocks_through_a_store_into_blocks(
             np.testing.assert_array_equal(v[40:], prompt.v[layer][40:n])
         with pytest.raises(prefixd.InvalidArgument, match="in order"):
             restore.fill_layer(0, own.rows, caches[0], other)
+
+
+def test_nothing_is_written_into_a_copy(store: prefixd.Store) -> None:
+    """An array that is written to must be the caller's own, not one that was made contiguous for the call."""
+    own = packed(4)
+    rows = np.ones((BLOCK, KV_HEADS, DIM), np.float32)
+    gaps = np.zeros((*own.shape, 2), np.float32)[..., 0]
+    assert gaps.shape == own.shape and not gaps.flags.c_contiguous
+    with pytest.raises(TypeError):
+        own.rows.scatter(gaps, np.array([1]), 0, BLOCK, rows, rows)
+    k = np.zeros((2 * BLOCK, KV_HEADS, DIM), np.float32)[::2]
+    with pytest.raises(TypeError):
+        own.rows.gather(np.ones(own.shape, np.float32), np.array([1]), 0, BLOCK, k, rows.copy())
+    q, y, lse = (
+        np.zeros((1, KV_HEADS, DIM), np.float32),
+        np.zeros((1, KV_HEADS, 2 * DIM), np.float32),
+        np.zeros((1, KV_HEADS), np.float32),
+    )
+    with pytest.raises(TypeError):
+        _core.attend_paged(own.rows, gaps.copy(), "f32", np.array([1]), 1, 1.0, 0.0, 1, q, y[..., ::2], lse)
+    prompt = Prompt()
+    prompt.put(store)
+    half = packed(prompt.k[0].dtype.itemsize)
+    cache = np.zeros((*half.shape, 2), prompt.k[0].dtype)[..., 0]
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        with pytest.raises(TypeError):
+            session.restore(0, BLOCK).fill_layer(0, half.rows, cache, np.array([1]))
 
 
 def test_what_does_not_fit_is_refused(store: prefixd.Store) -> None:

@@ -94,5 +94,11 @@ def test_what_does_not_fit_is_refused() -> None:
         attend([1], 2, 3)
     with pytest.raises(prefixd.InvalidArgument, match="do not share"):
         attend([1], 1, 1, heads=KV_HEADS + 1)
-    with pytest.raises(prefixd.InvalidArgument, match="4 bytes"):
+    with pytest.raises(prefixd.InvalidArgument, match="not f16"):
         attend([1], 1, 1, dtype="f16")
+    half = packed(2)
+    q, lse = np.zeros((1, Q_HEADS, DIM), np.float32), np.zeros((1, Q_HEADS), np.float32)
+    with pytest.raises(prefixd.InvalidArgument, match="not bf16"):
+        _core.attend_paged(
+            half.rows, numbers(np.float16, half.shape), "bf16", np.array([1]), 1, 1.0, 0.0, 1, q, q.copy(), lse
+        )
