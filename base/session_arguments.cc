@@ -123,7 +123,8 @@ Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadR
 
 Result<HeadRange> CheckOwnRows(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
                                uint32_t n, size_t k_bytes, size_t v_bytes) {
-  PREFIXD_ASSIGN(heads, AttendedHeads(geometry, layer, heads));
+  PREFIXD_TRY(CheckLayer(geometry, layer));
+  PREFIXD_ASSIGN(heads, ResolveHeads(geometry, layer, heads));
   const RowShape row = geometry.row(layer);
   PREFIXD_TRY(CheckPutSize("k", k_bytes, size_t{n} * heads.n * row.key_bytes()));
   PREFIXD_TRY(CheckPutSize("v", v_bytes, size_t{n} * heads.n * row.value_bytes()));

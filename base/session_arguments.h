@@ -38,8 +38,7 @@ Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, s
 Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
                                uint32_t n, std::span<const float> q, std::span<const float> y,
                                std::span<const float> lse);
-// Checks that prefixd attends over the layer, and the bytes of n own tokens' rows; returns the
-// resolved heads.
+// Checks that the layer has rows, and the bytes of n own tokens' rows; returns the resolved heads.
 Result<HeadRange> CheckOwnRows(const KvGeometry& geometry, uint32_t layer, HeadRange heads,
                                uint32_t n, size_t k_bytes, size_t v_bytes);
 // Checks that a KV head with `own` own tokens, if it has any, has those that n queries are of.

@@ -60,6 +60,8 @@ class RemoteSession final : public Session {
                     std::span<float> lse, StepInfo* info) override;
   Status Truncate(uint32_t n) override;
   Result<std::shared_ptr<Session>> Fork() override;
+  Result<PutResult> Persist(std::span<const uint32_t> tokens, const PersistSpec& spec) override;
+  Result<std::shared_ptr<Session>> ForkPersisted(uint32_t window) override;
   // A step over this connection appended an own token.
   void KeptAt(const Connection& connection) { place_.KeepOwn(connection); }
 
@@ -86,9 +88,12 @@ class RemoteSession final : public Session {
                     std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out);
 
   Status CheckOpen() const { return open_ ? Status() : SessionDetached(info_.id); }
+  // Asks for another session that goes on from this one.
+  Result<std::shared_ptr<RemoteSession>> Another(wire::MessageType type, wire::Json control,
+                                                 wire::Json* reply);
   // Runs `call(place)`, and again when the daemon went away meanwhile, as Link::Run does: no call
-  // of a session changes what is stored, and its own tokens end with a connection, so that each may
-  // run twice.
+  // of a session changes what is stored, but Persist, which stores nothing twice; and its own
+  // tokens end with a connection, so that each may run twice.
   template <typename Call>
   Result<Connection::Reply> Over(const Call& call) const {
     for (int tries = 1;; ++tries) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/session_arguments.h"
+#include "client_lib/put_wait.h"
 #include "client_lib/remote_session.h"
 #include "client_lib/remote_store.h"
 
@@ -85,18 +86,54 @@ Status RemoteSession::Truncate(uint32_t n) {
   return {};
 }
 
-Result<std::shared_ptr<Session>> RemoteSession::Fork() {
+Result<std::shared_ptr<RemoteSession>> RemoteSession::Another(MessageType type, wire::Json control,
+                                                              wire::Json* reply) {
   const CallScope scope(Limits());
   Attached attached;
-  PREFIXD_ASSIGN(auto reply, Over([&](const Place& at) {
+  PREFIXD_ASSIGN(auto answer, Over([&](const Place& at) {
                    attached.place = at;
-                   return at.connection->Do(SessionCall(MessageType::kFork, at));
+                   Connection::Call call = SessionCall(type, at);
+                   call.control.update(control);
+                   return at.connection->Do(std::move(call));
                  }));
-  PREFIXD_TRY(ReadAttached(reply.control, attached));
-  auto fork =
-      std::make_shared<RemoteSession>(place_.shared_link(), std::move(attached), call_timeout_ms_);
+  PREFIXD_TRY(ReadAttached(answer.control, attached));
+  *reply = std::move(answer.control);
+  return std::make_shared<RemoteSession>(place_.shared_link(), std::move(attached),
+                                         call_timeout_ms_);
+}
+
+Result<std::shared_ptr<Session>> RemoteSession::Fork() {
+  wire::Json reply;
+  PREFIXD_ASSIGN(auto fork, Another(MessageType::kFork, wire::Json::object(), &reply));
   if (place_.has_own()) fork->place_.KeepOwn(*fork->place_.last().connection);
   return std::shared_ptr<Session>(std::move(fork));
+}
+
+Result<PutResult> RemoteSession::Persist(std::span<const uint32_t> tokens,
+                                         const PersistSpec& spec) {
+  const CallScope scope(Limits());
+  PREFIXD_TRY(CheckOpen());
+  // It takes as long as the disk does, as the commit of a put.
+  static const ProgressFn keep_waiting = [](uint64_t, uint64_t, std::string_view) { return true; };
+  const auto ask = [&](const PersistSpec& asked) {
+    return Over([&](const Place& at) {
+      Connection::Call call = SessionCall(MessageType::kPersist, at);
+      call.control["persist"] = wire::ToJson(asked);
+      call.in = {wire::BytesOf(tokens)};
+      call.progress = &keep_waiting;
+      return at.connection->Do(std::move(call));
+    });
+  };
+  PREFIXD_ASSIGN(auto reply, AskBesideOthers(spec, ask, [this] { return place_.lost_own(); }));
+  return wire::FromJson<PutResult>(reply.control, "persist");
+}
+
+Result<std::shared_ptr<Session>> RemoteSession::ForkPersisted(uint32_t window) {
+  wire::Json reply;
+  PREFIXD_ASSIGN(auto next, Another(MessageType::kForkPersisted, {{"window", window}}, &reply));
+  PREFIXD_ASSIGN(const auto own, wire::Field<uint32_t>(reply, "own_tokens"));
+  if (own > 0) next->place_.KeepOwn(*next->place_.last().connection);
+  return std::shared_ptr<Session>(std::move(next));
 }
 
 }  // namespace prefixd

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/session_arguments.h"
+#include "client_lib/put_wait.h"
 
 namespace prefixd {
 
@@ -16,8 +16,6 @@ using wire::MessageType;
 using wire::ToJson;
 
 namespace {
-
-constexpr auto kPutPause = std::chrono::milliseconds(20);
 
 Connection::Call MatchCall(const MatchSpec& spec) {
   return {MessageType::kMatch,
@@ -102,16 +100,8 @@ Status RemoteStore::RemoveModel(std::string_view name) {
 // asks again until the time is over. A waiting client thus holds no thread of the daemon, and steps
 // of its other threads go on.
 Result<std::unique_ptr<PutStream>> RemoteStore::BeginPut(const PutSpec& spec) {
-  using Clock = std::chrono::steady_clock;
-  const auto until = Clock::now() + std::chrono::milliseconds(spec.wait_ms);
-  while (true) {
-    const bool waits = Clock::now() < until;
-    PutSpec asked = spec;
-    asked.alone = spec.alone || waits;
-    auto put = TryPut(asked);
-    if (put.ok() || put.error().code != Code::kUnavailable || !waits) return put;
-    std::this_thread::sleep_for(std::min<Clock::duration>(kPutPause, until - Clock::now()));
-  }
+  return AskBesideOthers(
+      spec, [this](const PutSpec& asked) { return TryPut(asked); }, [] { return false; });
 }
 
 Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {

@@ -102,6 +102,7 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
   spec.prefix = info.prefix;
   spec.n_tokens = info.n_tokens;
   spec.policy = policy;
+  spec.accept_approximate = info.exact_tokens < info.n_tokens;  // the session has them
   spec.call_timeout_ms = call_timeout_ms;
   auto again = link_->Run([&](auto connection) { return AttachOver(connection, spec); });
   if (!again.ok()) {

@@ -45,7 +45,7 @@ struct HelloReply {
 
 // Instantiated for every type below; see codec.cc.
 //   Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec (no tokens),
-//   Lifetime, RuntimeOptions (prefixd/options.h), MatchSpec (no tokens), PrefixMatch,
+//   PersistSpec, Lifetime, RuntimeOptions (prefixd/options.h), MatchSpec (no tokens), PrefixMatch,
 //   ExplainSpec (no tokens), Explanation, RewriteResult,
 //   PutResult, StepPolicy, AttachSpec (no tokens), SessionInfo, Ledger, StepInfo, SessionReport,
 //   PrefixSummary, PrefixDetail, HostTierTenant, MemoryOfKind, MemoryOfTenant, TenantStats,

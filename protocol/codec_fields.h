@@ -90,6 +90,12 @@ void Describe(V& v, Is<PutSpec> auto& s) {
   Describe(v, s.heads);
 }
 template <class V>
+void Describe(V& v, Is<PersistSpec> auto& s) {
+  v("label", s.label), v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
+  v("encoding", s.encoding), v("wait_ms", s.wait_ms), v("alone", s.alone);
+  v("derived", s.derived);
+}
+template <class V>
 void Describe(V& v, Is<Lifetime> auto& s) {
   v("pinned", s.pinned), v("ttl_seconds", s.ttl_seconds);
 }

@@ -83,6 +83,10 @@ std::string_view MessageName(MessageType type) {
       return "truncate";
     case MessageType::kFork:
       return "fork";
+    case MessageType::kPersist:
+      return "persist";
+    case MessageType::kForkPersisted:
+      return "fork_persisted";
     case MessageType::kListModels:
       return "list_models";
     case MessageType::kListPrefixes:

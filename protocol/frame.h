@@ -81,6 +81,8 @@ enum class MessageType : uint16_t {
   kAppend = 32,
   kTruncate = 33,
   kFork = 34,
+  kPersist = 35,
+  kForkPersisted = 36,
   kListModels = 40,
   kListPrefixes = 41,
   kModel = 42,

@@ -40,6 +40,28 @@ Status CheckPointers(std::initializer_list<std::pair<const void*, size_t>> array
   return {};
 }
 
+// result may be null.
+Status WritePutResult(const PutResult& done, pfx_put_result* result) {
+  if (result == nullptr) return {};
+  pfx_put_result out{};
+  CopyText(done.prefix, out.prefix);
+  out.n_tokens = done.n_tokens;
+  out.stored_tokens = done.stored_tokens;
+  out.bytes = done.bytes;
+  out.seconds = done.seconds;
+  out.exact_tokens = done.exact_tokens;
+  CopyText(done.lineage, out.lineage);
+  return WriteResult(out, result, "result");
+}
+
+// Reads the name of an encoding into the spec of a put; null: the store's own.
+template <typename Spec>
+Result<Spec> WithEncoding(const char* encoding) {
+  wire::Json named = wire::Json::object();
+  if (encoding != nullptr) named["encoding"] = encoding;
+  return wire::FromText<Spec>(named.dump(), "put");
+}
+
 }  // namespace
 
 pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_put** put) {
@@ -48,9 +70,7 @@ pfx_code pfx_begin_put(pfx_store* client, const pfx_put_options* options, pfx_pu
     if (put == nullptr) return Null("put");
     PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
     PREFIXD_TRY(CheckPointers({{o.tokens, o.n_tokens}}));
-    wire::Json named = wire::Json::object();
-    if (o.encoding != nullptr) named["encoding"] = o.encoding;
-    PREFIXD_ASSIGN(auto spec, wire::FromText<PutSpec>(named.dump(), "put"));
+    PREFIXD_ASSIGN(auto spec, WithEncoding<PutSpec>(o.encoding));
     spec.model = Text(o.model);
     spec.tenant = Text(o.tenant);
     spec.tokens.assign(o.tokens, o.tokens + o.n_tokens);
@@ -111,17 +131,7 @@ pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
     }
     put->put.reset();
     if (!committed.ok()) return committed.error();
-    const PutResult& done = *committed;
-    if (result == nullptr) return {};
-    pfx_put_result out{};
-    CopyText(done.prefix, out.prefix);
-    out.n_tokens = done.n_tokens;
-    out.stored_tokens = done.stored_tokens;
-    out.bytes = done.bytes;
-    out.seconds = done.seconds;
-    out.exact_tokens = done.exact_tokens;
-    CopyText(done.lineage, out.lineage);
-    return WriteResult(out, result, "result");
+    return WritePutResult(*committed, result);
   });
 }
 
@@ -248,6 +258,37 @@ pfx_code pfx_session_fork(pfx_session* session, pfx_session** fork) {
   });
 }
 
+pfx_code pfx_session_persist(pfx_session* session, const pfx_persist_options* options,
+                             pfx_put_result* result) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    PREFIXD_ASSIGN(const auto o, ReadOptions(options, "options"));
+    if (result != nullptr) {  // checked before anything is stored
+      PREFIXD_TRY(ReadOptions(result, "result"));
+    }
+    PREFIXD_TRY(CheckPointers({{o.tokens, o.n_tokens}}));
+    PREFIXD_ASSIGN(auto spec, WithEncoding<PersistSpec>(o.encoding));
+    spec.label = Text(o.label);
+    spec.pinned = o.pinned != 0;
+    spec.ttl_seconds = o.ttl_seconds;
+    spec.wait_ms = o.wait_ms;
+    spec.alone = o.alone != 0;
+    spec.derived = o.derived != 0;
+    PREFIXD_ASSIGN(const PutResult done, session->session->Persist({o.tokens, o.n_tokens}, spec));
+    return WritePutResult(done, result);
+  });
+}
+
+pfx_code pfx_session_fork_persisted(pfx_session* session, uint32_t window, pfx_session** fork) {
+  return Guard([&]() -> Status {
+    if (session == nullptr) return Null("session");
+    if (fork == nullptr) return Null("fork");
+    PREFIXD_ASSIGN(auto next, session->session->ForkPersisted(window));
+    *fork = new pfx_session{session->client, std::move(next)};
+    return {};
+  });
+}
+
 pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
                         size_t request_size) {
   return Guard([&]() -> Status {
@@ -273,6 +314,13 @@ pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
       batch[i].y = {r.y, r.y_count};
       batch[i].lse = {r.lse, r.lse_count};
       batch[i].heads = {r.first_head, r.n_heads};
+      if ((r.k == nullptr) != (r.v == nullptr)) {
+        return InvalidArgument("request " + std::to_string(i) +
+                               " has a key row or a value row alone; a step that appends has both");
+      }
+      batch[i].append = r.k != nullptr;
+      batch[i].k = Bytes(r.k, r.k != nullptr ? r.k_bytes : 0);
+      batch[i].v = Bytes(r.v, r.v != nullptr ? r.v_bytes : 0);
     }
     client->client->StepBatch(batch);
     Status first;

@@ -1,4 +1,5 @@
-// Carries out the calls of a put (begin, write, commit, abort) and aborts idle puts.
+// Carries out the calls of a put (begin, write, commit, abort), aborts idle puts, and persists own
+// tokens of sessions.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -106,6 +107,27 @@ Result<Json> RequestHandler::PutCommit(const Put& put, bool* ended) {
     limits_.watch->Stored(put.model, result->stored_tokens, Clock::now() - put.begun);
   }
   return ToJson(*result);
+}
+
+Result<Json> RequestHandler::Persist(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  const Json empty = Json::object();
+  PREFIXD_ASSIGN(PersistSpec spec,
+                 FromJson<PersistSpec>(request.control.value("persist", empty), "persist"));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const auto tokens, in.Elements<uint32_t>(0));
+  Slots::Slot slot;
+  if (limits_.put_slots) {
+    PREFIXD_ASSIGN(slot, limits_.put_slots->Take(peer_.tenant));
+  }
+  spec.wait_ms = 0;  // as of a put
+  const auto begun = Clock::now();
+  PREFIXD_ASSIGN(const PutResult result, session->Persist(tokens, spec));
+  Took(Timed::kPut, begun);
+  if (limits_.watch != nullptr) {
+    limits_.watch->Stored(session->info().model, result.stored_tokens, Clock::now() - begun);
+  }
+  return ToJson(result);
 }
 
 bool RequestHandler::HasIdlePut(std::chrono::seconds limit) const {

@@ -140,6 +140,10 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return Truncate(request);
     case MessageType::kFork:
       return Fork(request);
+    case MessageType::kPersist:
+      return Persist(request);
+    case MessageType::kForkPersisted:
+      return ForkPersisted(request);
     case MessageType::kSelect:
       return Select(request, response);
     case MessageType::kSummary:

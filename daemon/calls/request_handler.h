@@ -1,8 +1,8 @@
 // Carries out the requests of one connection on the store; connection.h does the transport. The
 // handler owns the connection's sessions and puts, so that they end with it.
 //
-// Thread-safety: one thread at a time calls Handle, except that verify, wait_ready, match, explain
-// and rewrite may run beside any other call. StepInSlot may be called concurrently, beside all
+// Thread-safety: one thread at a time calls Handle, except that verify, wait_ready, match, explain,
+// rewrite and persist may run beside any other call. StepInSlot may be called concurrently, beside all
 // others but ReleaseAll. Tenants: every request is confined to the peer's tenant unless the peer is
 // an admin; prefixes of other tenants look absent.
 #pragma once
@@ -141,6 +141,7 @@ class RequestHandler {
   Result<wire::Json> PutWrite(const Request& request, PutStream& put);
   Result<wire::Json> PutQueries(const Request& request, PutStream& put);
   Result<wire::Json> PutCommit(const Put& put, bool* ended);
+  Result<wire::Json> Persist(const Request& request);
 
   // session_calls.cc
   Result<wire::Json> Attach(const Request& request);
@@ -155,6 +156,7 @@ class RequestHandler {
   Result<wire::Json> Append(const Request& request);
   Result<wire::Json> Truncate(const Request& request);
   Result<wire::Json> Fork(const Request& request);
+  Result<wire::Json> ForkPersisted(const Request& request);
   Result<wire::Json> Select(const Request& request, Response* response);
   Result<wire::Json> Summary(const Request& request, Response* response);
   Result<wire::Json> SetPolicy(const Request& request);

@@ -25,6 +25,7 @@ Status RequestHandler::CheckRight(MessageType type) const {
     case MessageType::kRemove:
     case MessageType::kSetLifetime:
     case MessageType::kRewrite:
+    case MessageType::kPersist:
       if (!peer_.write) return lacks("write");
       return {};
     case MessageType::kModel:
@@ -55,6 +56,7 @@ Status RequestHandler::CheckRight(MessageType type) const {
     case MessageType::kAppend:
     case MessageType::kTruncate:
     case MessageType::kFork:
+    case MessageType::kForkPersisted:
       if (!peer_.read) return lacks("read");
       return {};
     case MessageType::kHello:

@@ -91,6 +91,22 @@ Result<Json> RequestHandler::Fork(const Request& request) {
   return Keep(std::move(fork), std::move(slot));
 }
 
+Result<Json> RequestHandler::ForkPersisted(const Request& request) {
+  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
+  PREFIXD_ASSIGN(const auto window, Field<uint32_t>(request.control, "window"));
+  Slots::Slot slot;
+  if (limits_.session_slots) {
+    PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
+  }
+  const auto begun = Clock::now();
+  PREFIXD_ASSIGN(auto next, session->ForkPersisted(window));
+  Took(Timed::kAttach, begun);
+  const uint32_t own = next->report().own_tokens;
+  Json reply = Keep(std::move(next), std::move(slot));
+  reply["own_tokens"] = own;
+  return reply;
+}
+
 Result<Json> RequestHandler::Append(const Request& request) {
   PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));

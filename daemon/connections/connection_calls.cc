@@ -30,7 +30,7 @@ constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 bool RunsBeside(MessageType type) {
   return type == MessageType::kVerify || type == MessageType::kWaitReady ||
          type == MessageType::kMatch || type == MessageType::kExplain ||
-         type == MessageType::kRewrite;
+         type == MessageType::kRewrite || type == MessageType::kPersist;
 }
 
 // Whether a call gives something back: it is carried out however late it is, so that a client that

@@ -429,6 +429,35 @@ PFX_API pfx_code pfx_session_truncate(pfx_session* session, uint32_t n);
  * go on apart. Free it as any other. */
 PFX_API pfx_code pfx_session_fork(pfx_session* session, pfx_session** fork);
 
+/* What pfx_session_persist stores, and how; members are those of pfx_put_options. */
+typedef struct pfx_persist_options {
+  size_t struct_size;
+  const uint32_t* tokens; /* the ids of the first n_tokens own tokens */
+  size_t n_tokens;
+  const char* label;
+  int pinned;
+  uint64_t ttl_seconds;
+  const char* encoding;
+  uint32_t wait_ms;
+  int alone;
+  int derived; /* for a reason that the session does not know */
+} pfx_persist_options;
+#define PFX_PERSIST_OPTIONS_INIT \
+  { sizeof(pfx_persist_options), NULL, 0, NULL, 0, 0, NULL, 0, 0, 0 }
+/* Stores the first own tokens as a prefix that continues the session's, durable and visible when it
+ * returns; rows that are stored already are not stored again. Rows from the first token on that was
+ * not whole when a step below mode full began are derived. The session goes on as before. `result`
+ * may be NULL. PFX_INVALID_ARGUMENT: no ids, or more than own tokens; PFX_FAILED_PRECONDITION: some
+ * heads lack rows of them. A refused call has changed nothing of the session. */
+PFX_API pfx_code pfx_session_persist(pfx_session* session, const pfx_persist_options* options,
+                                     pfx_put_result* result);
+/* Goes on over what was persisted last: as pfx_session_fork, but attached to the stored own tokens,
+ * all but the last `window` of them, with the others as its own tokens. Free `session` then, which
+ * frees their memory. PFX_FAILED_PRECONDITION: nothing was persisted; PFX_NOT_FOUND: it was evicted
+ * or removed since. */
+PFX_API pfx_code pfx_session_fork_persisted(pfx_session* session, uint32_t window,
+                                            pfx_session** fork);
+
 /* One layer step of one session, in a batch of several sessions of one client. */
 typedef struct pfx_step_request {
   pfx_session* session;
@@ -443,6 +472,11 @@ typedef struct pfx_step_request {
   /* KV heads [first_head, first_head + n_heads) step, with the query heads of their groups: q, y
    * and lse are of these alone. n_heads 0: to the last. */
   uint32_t first_head, n_heads;
+  /* Where both are not NULL the step is a pfx_step_append: the token's own key and value rows. */
+  const void* k;
+  size_t k_bytes;
+  const void* v;
+  size_t v_bytes;
 } pfx_step_request;
 /* request_size is sizeof(pfx_step_request). Returns the first failing request's code; the other
  * requests run all the same. */

@@ -47,6 +47,19 @@ struct PutSpec {
   std::optional<uint32_t> prefill_from;
 };
 
+// How Session::Persist stores own tokens; what a member means is what PutSpec says.
+struct PersistSpec {
+  std::string label;
+  bool pinned = false;
+  uint64_t ttl_seconds = 0;
+  std::optional<RowEncoding> encoding;
+  uint32_t wait_ms = 0;
+  bool alone = false;
+  // The rows are derived for a reason that the session does not know: the engine computed them
+  // behind something approximate of its own.
+  bool derived = false;
+};
+
 // The progress of a put under way: tokens times layers whose rows have arrived, and all it needs.
 struct PutProgress {
   uint64_t done = 0, total = 0;

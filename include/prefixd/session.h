@@ -10,6 +10,7 @@
 #include "prefixd/kv_shape.h"
 #include "prefixd/partition.h"
 #include "prefixd/policy.h"
+#include "prefixd/put.h"
 #include "prefixd/result.h"
 #include "prefixd/row_ref.h"
 #include "prefixd/selection.h"
@@ -53,9 +54,9 @@ struct RowsInPlace {
 // While the decoder computes a token the layers that it has passed have one more than the others.
 //
 // Own tokens lie in memory (kind own_tokens of the store's budget) until the session ends, and
-// belong to it alone: no other session sees them and nothing is stored. Over a connection they end
-// with it: after that the session fails with kUnavailable, because it would answer without them,
-// until Truncate(0).
+// belong to it alone: no other session sees them, and nothing is stored but what Persist stores.
+// Over a connection they end with it: after that the session fails with kUnavailable, because it
+// would answer without them, until Truncate(0).
 //
 // Thread-safety: steps of one session may run concurrently (different layers or batches). Calls
 // that append to one head, and Truncate beside any that appends, are made one after the other;
@@ -102,6 +103,7 @@ class Session {
   // Appends n own tokens to some KV heads of a layer, in order:
   //   k: [n][heads.n][key_dim], v: [n][heads.n][value_dim], in the geometry's dtype, keys after
   //   RoPE.
+  // A layer with a sliding window needs them for Persist alone: the engine attends over it itself.
   // Borrowed for the call. kInvalidArgument: sizes, NaN or Inf; kResourceExhausted: no memory. A
   // refused call has changed nothing; a remote one that takes several messages may have appended
   // the tokens before the refused message, and Truncate goes back.
@@ -128,6 +130,30 @@ class Session {
   // Attaches another session to the same prefix with this one's policy, limits and own tokens as
   // they are now. The two share their memory and go on apart. Its ledger begins at 0.
   virtual Result<std::shared_ptr<Session>> Fork() = 0;
+
+  // Stores the first tokens.size() own tokens, whose ids these are, as a prefix that continues this
+  // session's: the put of all ids up to there, durable and visible when it returns. Rows that are
+  // stored already are not stored again, so that each call stores what is new. The session goes on
+  // as before, with all its own tokens in memory; ForkPersisted leaves them behind.
+  //
+  // Rows are derived (PutSpec::derived) from the first token on that was not whole yet when a step
+  // below mode full began, and where the prefix has derived tokens; PutResult::lineage then names
+  // them. Own tokens of which only the last are derived take two puts, the exact ones first.
+  //
+  // kInvalidArgument: no ids, or more than there are own tokens. kFailedPrecondition: some heads
+  // lack rows of these tokens; the first is named (heads of a tensor-parallel rank are stored by
+  // PutSpec::heads instead). Otherwise it is refused as Store::BeginPut and PutStream::Commit are.
+  // A refused call has changed nothing of the session; of two puts the first may be stored.
+  virtual Result<PutResult> Persist(std::span<const uint32_t> tokens, const PersistSpec& spec) = 0;
+  Result<PutResult> Persist(std::span<const uint32_t> tokens) { return Persist(tokens, {}); }
+  // Goes on over what the last Persist stored: as Fork, but attached to the stored own tokens, all
+  // but the last `window` of them, with the others as its own tokens. This session may then be
+  // detached, which frees their memory. Own tokens are counted anew: the first is the one behind
+  // info().n_tokens. Summaries and indexes of what was stored are ready after
+  // Store::WaitReady(PutResult::prefix); before that it attaches as Store::Attach does.
+  // kFailedPrecondition: no own tokens are stored, or they were truncated since. kNotFound: they
+  // were evicted or removed; Persist stores them again.
+  virtual Result<std::shared_ptr<Session>> ForkPersisted(uint32_t window) = 0;
 
   // Reads rows for engines that compute themselves. ids ascending; out: [ids.size()][row bytes].
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,

@@ -1,10 +1,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -111,6 +114,26 @@ void BindSession(nb::module_& m) {
              return fork;
            })
       .def(
+          "persist",
+          [](const PySession& s, const std::string& json, const Tokens& tokens) {
+            const auto spec = Unwrap(wire::FromText<PersistSpec>(json, "persist"));
+            const auto session = s.get();
+            nb::gil_scoped_release unlocked;
+            return wire::ToText(
+                Unwrap(session->Persist(std::span(tokens.data(), tokens.size()), spec)));
+          },
+          nb::arg("json"), nb::arg("tokens"))
+      .def(
+          "fork_persisted",
+          [](const PySession& s, uint32_t window) {
+            const auto session = s.get();
+            PySession next{s.store, nullptr};
+            nb::gil_scoped_release unlocked;
+            next.session = Unwrap(session->ForkPersisted(window));
+            return next;
+          },
+          nb::arg("window"))
+      .def(
           "read_rows",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, const Tokens& ids,
              const Out& out) {
@@ -180,7 +203,8 @@ void BindSession(nb::module_& m) {
   m.def(
       "step_batch",
       [](const std::vector<const PySession*>& sessions, uint32_t layer, const In& q, const Out& y,
-         const Out& lse, const Heads& heads) {
+         const Out& lse, const Heads& heads, const std::optional<In>& k,
+         const std::optional<In>& v) {
         const size_t n = sessions.size();
         const auto in = Floats("q", q);
         const auto out = Floats("y", y), out_lse = Floats("lse", lse);
@@ -188,6 +212,18 @@ void BindSession(nb::module_& m) {
         if (in.size() % n || out.size() % n || out_lse.size() % n) {
           throw Failure{InvalidArgument("q, y and lse must have one entry for each of the " +
                                         std::to_string(n) + " sessions")};
+        }
+        if (k.has_value() != v.has_value()) {
+          throw Failure{InvalidArgument("a batch that appends has both k and v")};
+        }
+        std::span<const std::byte> keys, values;
+        if (k) {
+          const DType dtype = sessions[0]->get()->info().geometry.dtype;
+          keys = Stored("k", *k, dtype), values = Stored("v", *v, dtype);
+          if (keys.size() % n || values.size() % n) {
+            throw Failure{InvalidArgument("k and v must have one entry for each of the " +
+                                          std::to_string(n) + " sessions")};
+          }
         }
         std::vector<StepRequest> requests(n);
         std::vector<std::shared_ptr<Session>> held;
@@ -205,6 +241,9 @@ void BindSession(nb::module_& m) {
           requests[i].y = part(out);
           requests[i].lse = part(out_lse);
           requests[i].heads = RangeOf(heads);
+          requests[i].append = k.has_value();
+          requests[i].k = part(keys);
+          requests[i].v = part(values);
         }
         const PyStore store = sessions[0]->store;
         nb::gil_scoped_release unlocked;
@@ -212,7 +251,7 @@ void BindSession(nb::module_& m) {
         for (const StepRequest& request : requests) Check(request.status);
       },
       nb::arg("sessions"), nb::arg("layer"), nb::arg("q"), nb::arg("y").noconvert(),
-      nb::arg("lse").noconvert(), nb::arg("heads"));
+      nb::arg("lse").noconvert(), nb::arg("heads"), nb::arg("k").none(), nb::arg("v").none());
 }
 
 }  // namespace prefixd::python

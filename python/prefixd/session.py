@@ -16,6 +16,7 @@ from prefixd import _core, arrays
 from prefixd.errors import InvalidArgument
 from prefixd.estimate import ReuseEstimate
 from prefixd.model import LayerShape, Policy
+from prefixd.put import PutResult
 from prefixd.restore import Restore
 
 if TYPE_CHECKING:
@@ -193,6 +194,44 @@ class Session:
         share memory and go on apart."""
         return Session(self.core.fork())
 
+    def persist(
+        self,
+        tokens: Any,
+        *,
+        label: str = "",
+        pinned: bool = False,
+        ttl_seconds: int = 0,
+        encoding: str | None = None,
+        derived: bool = False,
+        wait: float = 0.0,
+        alone: bool = False,
+    ) -> PutResult:
+        """Stores the first own tokens, whose ids these are, as a prefix that continues the session's;
+        durable and visible when it returns. Rows that are stored already are not stored again. Rows
+        from the first token on that was not whole when a step below mode "full" began are derived,
+        and so are all where `derived` says so for a reason of the engine's own. The session goes on
+        as before; a refused call has changed nothing of it. The other arguments are those of
+        Store.begin_put."""
+        spec: dict[str, Any] = {
+            "label": label,
+            "pinned": pinned,
+            "ttl_seconds": ttl_seconds,
+            "derived": derived,
+            "wait_ms": round(wait * 1000),
+            "alone": alone,
+        }
+        if encoding is not None:
+            spec["encoding"] = encoding
+        stored = self.core.persist(json.dumps(spec), arrays.tokens_array(tokens))
+        return PutResult.from_wire(json.loads(stored))
+
+    def fork_persisted(self, window: int = 0) -> Session:
+        """Goes on over what was persisted last: as `fork`, but attached to the stored own tokens, all
+        but the last `window` of them, with the others as its own tokens. Detach this session then,
+        which frees their memory. Store.wait_ready(PutResult.prefix) waits for what its steps
+        need."""
+        return Session(self.core.fork_persisted(window))
+
     def _rows(self, layer: int, n: int) -> Rows:
         own = self.layer_shape(layer)
         dtype = self.info["geometry"]["dtype"]
@@ -306,11 +345,18 @@ class Session:
 
 
 def step_batch(
-    sessions: Sequence[Session], layer: int, q: Array, *, heads: tuple[int, int] = ALL_HEADS
+    sessions: Sequence[Session],
+    layer: int,
+    q: Array,
+    *,
+    heads: tuple[int, int] = ALL_HEADS,
+    k: Array | None = None,
+    v: Array | None = None,
 ) -> tuple[Array, Array]:
     """Runs one layer step of each of several sessions of one store and of one shape together: q
     [B][n_q_heads][key_dim] -> y [B][n_q_heads][value_dim], lse [B][n_q_heads]; `heads` as in
-    `Session.step`."""
+    `Session.step`. With k [B][n_kv_heads][key_dim] and v [B][n_kv_heads][value_dim] each is a
+    `Session.step_append`; when some fail the first error is raised, and the others have appended."""
     source = arrays.as_float32(q)
     if len(source) != len(sessions):
         raise ValueError(f"q has {len(source)} entries for {len(sessions)} sessions")
@@ -318,7 +364,8 @@ def step_batch(
         raise ValueError("a batch needs at least one session")
     y_shape, lse_shape = sessions[0]._shapes(layer, heads, len(sessions))
     y, lse = arrays.empty_like(source, y_shape), arrays.empty_like(source, lse_shape)
-    _core.step_batch([session.core for session in sessions], layer, source, y, lse, heads)
+    own_k, own_v = (None if rows is None else arrays.as_input(rows) for rows in (k, v))
+    _core.step_batch([session.core for session in sessions], layer, source, y, lse, heads, own_k, own_v)
     return arrays.back_to(y, q), arrays.back_to(lse, q)
 
 

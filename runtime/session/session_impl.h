@@ -43,6 +43,8 @@ class SessionImpl : public Session {
                     std::span<float> lse, StepInfo* info) override;
   Status Truncate(uint32_t n) override;
   Result<std::shared_ptr<Session>> Fork() override;
+  Result<PutResult> Persist(std::span<const uint32_t> tokens, const PersistSpec& spec) override;
+  Result<std::shared_ptr<Session>> ForkPersisted(uint32_t window) override;
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                   std::span<std::byte> out) override;
   Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
@@ -84,6 +86,8 @@ class SessionImpl : public Session {
                  const std::vector<storage::ReadStats>& reads,
                  std::shared_ptr<const SessionPlan>& last);
   void EndPrefetch(const SessionPlan& plan);
+  // Does what Persist does.
+  Result<PutResult> Store(std::span<const uint32_t> tokens, const PersistSpec& spec);
   // Charges once per head and estimator; mutex_ is held. summary: what is charged; null: nothing is
   // kept for the head.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator, const KeptSummary* summary);

@@ -5,8 +5,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
+#include "prefixd/attach.h"
 #include "prefixd/options.h"
+#include "prefixd/put.h"
+#include "prefixd/result.h"
+#include "prefixd/session.h"
 #include "runtime/prefix/prefetcher.h"
 #include "runtime/rates/measured_rates.h"
 #include "runtime/step/step_engine.h"
@@ -15,6 +21,15 @@
 
 namespace prefixd {
 
+class PutStream;
+
+// What sessions ask of the store that they belong to, as Store has it. It is open while any of them
+// exists.
+struct SessionStore {
+  std::function<Result<std::unique_ptr<PutStream>>(const PutSpec&)> begin_put;
+  std::function<Result<std::shared_ptr<Session>>(const AttachSpec&)> attach;
+};
+
 struct SessionServices {
   const RuntimeOptions& options;
   StepEngine& steps;
@@ -22,6 +37,7 @@ struct SessionServices {
   ScratchPool& scratch;
   Prefetcher& prefetcher;
   MeasuredRates& rates;
+  SessionStore store = {};                                 // set before the first session attaches
   std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
 };
 

@@ -75,6 +75,8 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
                                  : Result<HeadRange>(plan.error());
     request.status = heads.ok() ? Status() : heads.error();
     if (!request.status.ok()) continue;
+    // Before the step's own row is there, which is computed behind it in all layers but the first.
+    if ((*plan)->policy.mode != StepMode::kFull) session->own().NoteApproximate(request.append);
     OwnTokens::Growth* growth = nullptr;
     if (request.append) {
       auto grown = Grow(*session, request);

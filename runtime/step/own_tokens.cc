@@ -194,6 +194,13 @@ Status OwnTokens::Truncate(uint32_t n) {
                            std::to_string(n) + ": it can be truncated to fewer only");
   }
   gone.reserve(heads_.size());
+  ++truncations_;
+  stored_.tokens = std::min(stored_.tokens, n);
+  if (rows_unknown_) {
+    derived_from_ = std::min(derived_from_, n);
+  } else if (n <= derived_from_) {
+    derived_from_ = kNone;
+  }
   for (Head& head : heads_) {
     if (head.n <= n) continue;
     OwnChunkRef last = head.last;
@@ -206,14 +213,87 @@ Status OwnTokens::Truncate(uint32_t n) {
 
 void OwnTokens::Share(const OwnTokens& other) {
   std::vector<Head> heads;
-  {
-    std::lock_guard lock(other.mutex_);
-    heads = other.heads_;
-  }
+  std::scoped_lock lock(mutex_, other.mutex_);
+  heads = other.heads_;
   for (Head& head : heads) head.grows = false;
-  std::lock_guard lock(mutex_);
   heads_.swap(heads);
+  derived_from_ = other.derived_from_;
+  rows_unknown_ = other.rows_unknown_;
+  stored_ = other.stored_;
 }
+
+// ---- what is stored of them ---------------------------------------------------------------------
+
+uint32_t OwnTokens::Whole() const {
+  uint32_t least = kNone;
+  for (const Head& head : heads_) least = std::min(least, head.n);
+  return least;
+}
+
+void OwnTokens::NoteApproximate(bool appends) {
+  std::lock_guard lock(mutex_);
+  // Later steps find more whole tokens, so that the first one decides.
+  if (derived_from_ == kNone) derived_from_ = Whole();
+  rows_unknown_ = rows_unknown_ || !appends;
+}
+
+size_t OwnTokens::Snapshot::shortest() const {
+  const auto fewer = [](const OwnRows& a, const OwnRows& b) { return a.size() < b.size(); };
+  return static_cast<size_t>(std::ranges::min_element(heads, fewer) - heads.begin());
+}
+
+OwnTokens::Snapshot OwnTokens::Take() const {
+  Snapshot taken;
+  taken.heads.reserve(heads_.size());
+  std::lock_guard lock(mutex_);
+  for (const Head& head : heads_) taken.heads.emplace_back(head.last, head.n);
+  taken.derived_from = derived_from_;
+  taken.rows_unknown = rows_unknown_;
+  taken.stored = stored_;
+  taken.truncations = truncations_;
+  return taken;
+}
+
+void OwnTokens::NoteStored(const Snapshot& taken, Stored stored) {
+  std::lock_guard lock(mutex_);
+  if (truncations_ != taken.truncations) return;
+  if (stored.lineage.empty()) stored.lineage = stored_.lineage;
+  stored_ = std::move(stored);
+}
+
+Status OwnTokens::CopyFrom(const Snapshot& taken, uint32_t first) {
+  return CaptureErrors([&]() -> Status {
+    std::vector<Head> heads(heads_.size());
+    for (size_t h = 0; h < heads.size(); ++h) {
+      PREFIXD_TRY(CheckCall());
+      const RowShape row = geometry_.row(index_.layer_of(h));
+      const OwnRows& from = taken.heads[h];
+      std::vector<RowsView> runs;
+      from.Visit(first, from.size(), row, [&](const RowsView& run) {
+        runs.push_back(run);
+        return true;
+      });
+      Growth::Head copied;
+      for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+        for (size_t i = 0; i < run->count; ++i) {
+          PREFIXD_TRY(Write(row, 1, 1, run->key(i), run->value(i), copied));
+        }
+      }
+      heads[h].last = std::move(copied.last);
+      heads[h].n = copied.n;
+    }
+    const auto behind = [first](uint32_t token) { return token > first ? token - first : 0; };
+    std::lock_guard lock(mutex_);
+    heads_.swap(heads);
+    derived_from_ = taken.derived_from == kNone ? kNone : behind(taken.derived_from);
+    rows_unknown_ = taken.rows_unknown;
+    stored_ = taken.stored;
+    stored_.tokens = behind(stored_.tokens);
+    return {};
+  });
+}
+
+// ---- the end ------------------------------------------------------------------------------------
 
 void OwnTokens::Close() {
   std::vector<Head> heads(heads_.size());

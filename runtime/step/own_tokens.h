@@ -10,9 +10,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -123,11 +125,42 @@ class OwnTokens {
 
   OwnRows rows(size_t head) const;
   uint32_t size() const;  // of the head with the most
+
+  // Notes that a step which does not read everything begins. Rows that are not whole in all heads
+  // by then may have been computed behind it. appends: it brings its token's row, and what it
+  // computes goes into that one and those behind it; otherwise its rows come by an Append that
+  // nothing tells apart from others.
+  void NoteApproximate(bool appends);
+
+  // What a Persist has stored of the first own tokens.
+  struct Stored {
+    std::string prefix;   // "": nothing
+    uint32_t tokens = 0;  // own tokens of it
+    std::string lineage;  // of the derived ones, once there were some
+  };
+  // All own tokens as they are at one moment.
+  struct Snapshot {
+    std::vector<OwnRows> heads;
+    uint32_t derived_from = 0;  // the first token that may be derived; kNone: none
+    bool rows_unknown = false;
+    Stored stored;
+    uint64_t truncations = 0;
+
+    // The head with the fewest rows.
+    size_t shortest() const;
+  };
+  static constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+  Snapshot Take() const;
+  // Notes what was stored of `taken`; nothing when tokens were truncated since.
+  void NoteStored(const Snapshot& taken, Stored stored);
   // Keeps the first n rows of each head. kInvalidArgument when no head has so many,
   // kFailedPrecondition while a head grows.
   Status Truncate(uint32_t n);
   // Takes over what `other` has, in place of its own. Not while either grows.
   void Share(const OwnTokens& other);
+  // Takes over what `taken` has from its token `first` on, as copies: they keep no memory of those
+  // before. It has none yet.
+  Status CopyFrom(const Snapshot& taken, uint32_t first);
   // Forgets all for ever: a growth that ends later adds nothing.
   void Close();
 
@@ -145,9 +178,15 @@ class OwnTokens {
   const KvGeometry& geometry_;  // the session's
   const HeadIndex index_;
   const MemoryAccount account_;
+  uint32_t Whole() const;  // tokens that every head has; mutex_ is held
+
   mutable std::mutex mutex_;
   bool closed_ = false;
-  std::vector<Head> heads_;  // by index_
+  std::vector<Head> heads_;        // by index_
+  uint32_t derived_from_ = kNone;  // the first token that may be derived
+  bool rows_unknown_ = false;      // a step that did not append was approximate
+  Stored stored_;
+  uint64_t truncations_ = 0;
 };
 
 }  // namespace prefixd

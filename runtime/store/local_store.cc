@@ -290,6 +290,10 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   }
   auto core = std::make_shared<Core>(resolved, memory, std::move(storage), std::move(compute));
   core->pinning = std::move(pinning);
+  core->services.store = {
+      // sessions keep the core
+      [c = std::weak_ptr(core)](const PutSpec& spec) { return BeginStorePut(c.lock(), spec); },
+      [c = std::weak_ptr(core)](const AttachSpec& spec) { return AttachSession(c.lock(), spec); }};
   PREFIXD_TRY(core->models.LoadAll());
   LoadRates(core->options.dir, core->rates);
   core->ingest = std::make_unique<SegmentQueue>(

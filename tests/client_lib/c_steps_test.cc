@@ -45,6 +45,10 @@ TEST_P(CApi, ABatchIsItsStepsAndEachHasItsOwnCode) {
                    lse[i],
                    kQHeads,
                    0,
+                   0,
+                   nullptr,
+                   0,
+                   nullptr,
                    0};
   }
   EXPECT_EQ(pfx_step_batch(client_, requests, 3, sizeof(pfx_step_request)), PFX_INVALID_ARGUMENT);
@@ -101,6 +105,105 @@ TEST_P(CApi, SessionsTakeOwnTokens) {
   EXPECT_EQ(pfx_session_fork(session_, nullptr), PFX_INVALID_ARGUMENT);
   EXPECT_EQ(pfx_session_fork(nullptr, &fork), PFX_INVALID_ARGUMENT);
   pfx_session_free(fork);
+}
+
+TEST_P(CApi, StepsOfABatchAppend) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  pfx_session* other = Attach(R"({"k": 20, "estimator": "none"})");
+  const size_t row = kQHeads / 2 * kDim, bytes = row * sizeof(float);
+  float y[2][kQ], lse[2][kQHeads], alone[kQ], alone_lse[kQHeads];
+  pfx_step_request requests[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    pfx_step_request& r = requests[i];
+    r.session = i == 0 ? session_ : other;
+    r.q = q_.data(), r.q_count = kQ;
+    r.y = y[i], r.y_count = kQ;
+    r.lse = lse[i], r.lse_count = kQHeads;
+    r.k = &k_[0], r.k_bytes = bytes;
+    r.v = &v_[row], r.v_bytes = bytes;
+  }
+  for (int token = 0; token < 2; ++token) {
+    ASSERT_EQ(pfx_step_batch(client_, requests, 2, sizeof(pfx_step_request)), PFX_OK)
+        << pfx_last_error();
+  }
+  pfx_session* again = Attach(R"({"mode": "full"})");
+  for (int token = 0; token < 2; ++token) {
+    ASSERT_EQ(pfx_step_append(again, 0, 0, 0, q_.data(), kQ, &k_[0], bytes, &v_[row], bytes, alone,
+                              kQ, alone_lse, kQHeads),
+              PFX_OK);
+  }
+  for (size_t i = 0; i < kQ; ++i) EXPECT_NEAR(y[0][i], alone[i], 1e-6);
+  requests[1].v = nullptr;
+  EXPECT_EQ(pfx_step_batch(client_, requests, 2, sizeof(pfx_step_request)), PFX_INVALID_ARGUMENT);
+  requests[1].v = &v_[row], requests[1].k_bytes = bytes - 4;
+  EXPECT_EQ(pfx_step_batch(client_, requests, 2, sizeof(pfx_step_request)), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(requests[0].code, PFX_OK);
+  EXPECT_EQ(pfx_session_truncate(session_, 3), PFX_OK);
+  EXPECT_EQ(pfx_session_truncate(other, 3), PFX_INVALID_ARGUMENT);  // it has two
+  pfx_session_free(again);
+  pfx_session_free(other);
+}
+
+// The rows of the prompt's first tokens, which lie in both layers, follow it once more.
+TEST_P(CApi, SessionsPersistOwnTokens) {
+  Put();
+  session_ = Attach(R"({"mode": "full"})");
+  const size_t row = kQHeads / 2 * kDim, bytes = row * sizeof(float);  // 2 KV heads
+  pfx_session_shape shape = PFX_SESSION_SHAPE_INIT;
+  ASSERT_EQ(pfx_session_get_shape(session_, &shape), PFX_OK);
+  const uint32_t prompt = shape.n_tokens;
+  for (uint32_t layer = 0; layer < shape.n_layers; ++layer) {
+    ASSERT_EQ(pfx_session_append(session_, layer, 0, 0, 5, &k_[0], 5 * bytes, &v_[0], 5 * bytes),
+              PFX_OK)
+        << pfx_last_error();
+  }
+  const uint32_t ids[] = {90001, 90002, 90003, 90004, 90005, 90006};
+  pfx_persist_options options = PFX_PERSIST_OPTIONS_INIT;
+  options.tokens = ids;
+  options.n_tokens = 6;
+  EXPECT_EQ(pfx_session_persist(session_, &options, nullptr), PFX_INVALID_ARGUMENT);
+  options.tokens = nullptr;
+  EXPECT_EQ(pfx_session_persist(session_, &options, nullptr), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_persist(nullptr, &options, nullptr), PFX_INVALID_ARGUMENT);
+  options.tokens = ids;
+  options.n_tokens = 5;
+  options.encoding = "none such";
+  EXPECT_EQ(pfx_session_persist(session_, &options, nullptr), PFX_INVALID_ARGUMENT);
+  options.encoding = nullptr;
+  options.label = "answer";
+  pfx_session* next = nullptr;
+  EXPECT_EQ(pfx_session_fork_persisted(session_, 0, &next), PFX_FAILED_PRECONDITION);
+  pfx_put_result result = PFX_PUT_RESULT_INIT;
+  ASSERT_EQ(pfx_session_persist(session_, &options, &result), PFX_OK) << pfx_last_error();
+  EXPECT_EQ(result.n_tokens, prompt + 5);
+  EXPECT_EQ(result.stored_tokens, 5u);
+  EXPECT_EQ(result.exact_tokens, prompt + 5);
+  EXPECT_STREQ(result.lineage, "");
+  EXPECT_EQ(pfx_session_fork_persisted(session_, 0, nullptr), PFX_INVALID_ARGUMENT);
+  EXPECT_EQ(pfx_session_fork_persisted(nullptr, 0, &next), PFX_INVALID_ARGUMENT);
+  ASSERT_EQ(pfx_session_fork_persisted(session_, 2, &next), PFX_OK) << pfx_last_error();
+  ASSERT_EQ(pfx_session_get_shape(next, &shape), PFX_OK);
+  EXPECT_EQ(shape.n_tokens, prompt + 3);
+  float y[kQ], lse[kQHeads], other[kQ], other_lse[kQHeads];
+  const float* k = &k_[0];
+  const float* v = &v_[0];
+  for (auto [session, to, to_lse] :
+       {std::tuple{session_, y, lse}, std::tuple{next, other, other_lse}}) {
+    ASSERT_EQ(pfx_step_append(session, 1, 0, 0, q_.data(), kQ, k + 7 * row, bytes, v + 7 * row,
+                              bytes, to, kQ, to_lse, kQHeads),
+              PFX_OK)
+        << pfx_last_error();
+  }
+  for (size_t i = 0; i < kQ; ++i) EXPECT_NEAR(other[i], y[i], 1e-5);
+  for (size_t h = 0; h < kQHeads; ++h) EXPECT_NEAR(other_lse[h], lse[h], 1e-5);
+  options.derived = 1;
+  const uint32_t others[] = {90011, 90012, 90013, 90014, 90015};
+  options.tokens = others;
+  ASSERT_EQ(pfx_session_persist(session_, &options, &result), PFX_OK) << pfx_last_error();
+  EXPECT_EQ(result.exact_tokens, prompt);
+  EXPECT_EQ(std::string(result.lineage).size(), 32u);
+  pfx_session_free(next);
 }
 
 // Two ranks in one process: each has one KV head of two.

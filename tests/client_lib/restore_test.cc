@@ -253,6 +253,8 @@ class GatedSession final : public Session {
   }
   Status Truncate(uint32_t) override { return No(); }
   Result<std::shared_ptr<Session>> Fork() override { return No(); }
+  Result<PutResult> Persist(std::span<const uint32_t>, const PersistSpec&) override { return No(); }
+  Result<std::shared_ptr<Session>> ForkPersisted(uint32_t) override { return No(); }
   Status ReadRows(uint32_t, uint32_t, std::span<const uint32_t>, std::span<std::byte>) override {
     return No();
   }

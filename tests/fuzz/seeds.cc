@@ -233,6 +233,13 @@ void AddWire(Seeds& seeds) {
               .accept_approximate = true,
               .lineage = "lineage",
               .heads = {1, 2}});
+  add(PersistSpec{.label = "label",
+                  .pinned = true,
+                  .ttl_seconds = 60,
+                  .encoding = RowEncoding::kInt8,
+                  .wait_ms = 100,
+                  .alone = true,
+                  .derived = true});
   add(HeadRange{1, 2});
   add(MatchSpec{"m", "t", {}, true, "lineage", {9000, 16, 200}});
   add(PrefixMatch{"id",

@@ -75,7 +75,8 @@ void CheckFields(const Json& json) {
 }
 
 void CheckJson(const Json& json) {
-  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, Lifetime,
+  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec,
+             PersistSpec, Lifetime,
              RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo,
              Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats,
              VerifySummary, ExplainSpec, Explanation, RewriteResult, TokenRange, HeadRange,

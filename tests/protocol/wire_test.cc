@@ -165,6 +165,7 @@ TEST(Codec, TheRest) {
   EXPECT_EQ(RoundTrip(put).heads, put.heads);
   EXPECT_EQ(*FromJson<HeadRange>(ToJson(put), "step"), put.heads);  // a step has the same fields
   EXPECT_EQ(*FromJson<HeadRange>(Json::object(), "step"), HeadRange{});
+  RoundTrip(PersistSpec{"label", true, 60, RowEncoding::kInt8, 100, true, true});
   RoundTrip(MatchSpec{"m", "t", {}, true, "ab"});
   RoundTrip(ExplainSpec{{"m", "t", {}, true, "ab"}, {{"weights", "w"}}});
   Explanation why{{"id", 10, 12, 9}, 20, {}};

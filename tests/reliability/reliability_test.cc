@@ -127,6 +127,8 @@ TEST(Kill, ThereAreEnoughNamedPoints) {
   EXPECT_GE(FindHarness("kill").prepare(/*torture=*/false).points.size(), 25u);
 }
 
+TEST(Persist, WhatWasAcknowledgedIsThereAndMarkedAsItWas) { Prove("persist"); }
+
 TEST(Power, NothingIsLostWhenTheFileSystemIsShutDown) { Prove("power"); }
 
 TEST(Damage, NothingWrongIsServed) { Prove("damage"); }

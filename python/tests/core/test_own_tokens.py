@@ -62,3 +62,71 @@ def test_a_session_keeps_the_engines_tokens(store: prefixd.Store) -> None:
             session.append(0, own_k[:2], bad[:2])
         session.truncate(0)
         assert session.own_tokens == 0
+
+
+def test_a_session_persists_them_and_goes_on(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    rng = np.random.default_rng(8)
+    own_k = rng.standard_normal((40, KV_HEADS, DIM), np.float32)
+    own_v = rng.standard_normal((40, KV_HEADS, DIM), np.float32)
+    ids = [90000 + i for i in range(40)]
+    n = len(prompt.tokens)
+    session = store.attach("m", prompt.tokens, policy=FULL)
+    with store.attach("m", prompt.tokens, policy=FULL) as whole:
+        for layer in range(LAYERS):
+            session.append(layer, own_k[:30], own_v[:30])
+            whole.append(layer, own_k[:30], own_v[:30])
+        with pytest.raises(prefixd.FailedPrecondition, match="Persist"):
+            session.fork_persisted()
+        with pytest.raises(prefixd.InvalidArgument, match="own tokens"):
+            session.persist(ids)
+        stored = session.persist(ids[:30], label="answer", wait=1.0)
+        assert (stored.n_tokens, stored.stored_tokens, stored.exact_tokens) == (n + 30, 30, n + 30)
+        store.wait_ready(stored.prefix)
+        with session:
+            session = session.fork_persisted(window=4)
+        assert (session.n_tokens, session.own_tokens) == (n + 26, 4)
+        for layer in range(LAYERS):
+            y, lse = session.step_append(layer, prompt.q[0], own_k[30], own_v[30])
+            want_y, want_lse = whole.step_append(layer, prompt.q[0], own_k[30], own_v[30])
+            np.testing.assert_allclose(y, want_y, atol=1e-5)
+            np.testing.assert_allclose(lse, want_lse, atol=1e-5)
+        stored = session.persist(ids[26:31], encoding="int8")
+        assert stored.stored_tokens == 1
+        with session:
+            session = session.fork_persisted()
+        assert (session.n_tokens, session.own_tokens) == (n + 31, 0)
+        # A step that reads less marks what follows it.
+        session.set_policy(prefixd.Policy(mode="anchors"))
+        for layer in range(LAYERS):
+            session.step_append(layer, prompt.q[1], own_k[31], own_v[31])
+        stored = session.persist([90031])
+        assert (stored.stored_tokens, stored.exact_tokens) == (1, n + 31)
+        tokens = [*prompt.tokens, *ids[:31], 90031]
+        assert store.match("m", tokens).n_tokens == n + 31
+        assert store.match("m", tokens, lineage=stored.lineage).n_tokens == n + 32
+        session.detach()
+
+
+def test_batches_append(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    rng = np.random.default_rng(9)
+    k = rng.standard_normal((2, 3, KV_HEADS, DIM), np.float32)  # of two tokens of three sessions
+    v = rng.standard_normal((2, 3, KV_HEADS, DIM), np.float32)
+    batch = [store.attach("m", prompt.tokens, policy=FULL) for _ in range(3)]
+    alone = store.attach("m", prompt.tokens, policy=FULL)
+    for token in range(2):
+        y, lse = prefixd.step_batch(batch, 0, prompt.q[:3], k=k[token], v=v[token])
+        want_y, want_lse = alone.step_append(0, prompt.q[1], k[token, 1], v[token, 1])
+        np.testing.assert_allclose(y[1], want_y, atol=1e-6)
+        np.testing.assert_allclose(lse[1], want_lse, atol=1e-6)
+    assert [session.own_tokens for session in batch] == [2, 2, 2]
+    with pytest.raises(prefixd.InvalidArgument, match="both k and v"):
+        prefixd.step_batch(batch, 0, prompt.q[:3], k=k[0])
+    with pytest.raises(prefixd.InvalidArgument):
+        prefixd.step_batch(batch, 0, prompt.q[:3], k=k[0, :2], v=v[0, :2])
+    assert [session.own_tokens for session in batch] == [2, 2, 2]
+    for session in [*batch, alone]:
+        session.detach()

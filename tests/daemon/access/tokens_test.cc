@@ -130,8 +130,13 @@ TEST_F(TokensTest, RightsAreKept) {
   ASSERT_OK(testing::PutPrompt(**writer, prompt));
   const auto match = (*reader)->Match({.model = prompt.model.name, .tokens = prompt.tokens});
   ASSERT_OK(match);
-  EXPECT_OK((*reader)->Attach(
-      {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}}));
+  {
+    const auto session = (*reader)->Attach(
+        {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});
+    ASSERT_OK(session);
+    EXPECT_TRUE(refused((*session)->Persist(prompt.tokens), "write"));
+    EXPECT_FALSE(refused((*session)->ForkPersisted(0), "write"));  // there is nothing yet
+  }
   EXPECT_TRUE(refused((*reader)->BeginPut({prompt.model.name, "", prompt.tokens, ""}), "write"));
   EXPECT_TRUE(refused((*reader)->Remove(match->prefix), "write"));
   EXPECT_TRUE(refused((*reader)->SetLifetime(match->prefix, {}), "write"));

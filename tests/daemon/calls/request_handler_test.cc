@@ -290,11 +290,11 @@ TEST_F(RequestHandlerTest, RandomRequests) {
   const Json values = Json::parse(R"([0, 1, 2, 18446744073709551615, -1, 1.5, "x", "phi", null,
       true, [], [[0, 256]], [[0, 4], [4, 4]], [[0, 256], [256, 16]], {},
       {"session": 1, "layer": 0}, [{"session": 1, "layer": 0, "info": 7}]])");
-  const char* keys[] = {"session",    "put",      "layer",  "kv_head",  "first",      "n",
-                        "k",          "in",       "out",    "kind",     "begin",      "end",
-                        "steps",      "model",    "prefix", "attach",   "policy",     "tenant",
-                        "match",      "regions",  "hold",   "lifetime", "first_head", "n_heads",
-                        "head_major", "own_after"};
+  const char* keys[] = {"session",    "put",       "layer",   "kv_head",  "first",      "n",
+                        "k",          "in",        "out",     "kind",     "begin",      "end",
+                        "steps",      "model",     "prefix",  "attach",   "policy",     "tenant",
+                        "match",      "regions",   "hold",    "lifetime", "first_head", "n_heads",
+                        "head_major", "own_after", "persist", "window"};
   const std::vector<MessageType> types = prefixd::testing::AllRequests();
   std::set<MessageType> drawn;
   for (int i = 0; i < 3000; ++i) {

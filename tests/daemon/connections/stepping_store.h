@@ -124,6 +124,10 @@ class SteppingStore final : public Store {
     }
     Status Truncate(uint32_t) override { return Not(); }
     Result<std::shared_ptr<Session>> Fork() override { return Not(); }
+    Result<PutResult> Persist(std::span<const uint32_t>, const PersistSpec&) override {
+      return Not();
+    }
+    Result<std::shared_ptr<Session>> ForkPersisted(uint32_t) override { return Not(); }
     Status ReadRows(uint32_t, uint32_t, std::span<const uint32_t>, std::span<std::byte>) override {
       return Not();
     }

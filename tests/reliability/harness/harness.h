@@ -34,6 +34,8 @@ Prepared PrepareDisk(bool torture);
 Prepared PrepareFaults(bool torture);
 // Defined in kill_harness.cc.
 Prepared PrepareKill(bool torture);
+// Defined in persist_harness.cc. A cycle is three kills.
+Prepared PreparePersist(bool torture);
 // Defined in power_harness.cc. A cycle is five cuts.
 Prepared PreparePower(bool torture);
 // Defined in damage_harness.cc. The first 22 cycles change every byte of metadata, 9 more those of

@@ -12,6 +12,8 @@ constexpr Harness kHarnesses[] = {
     {"faults", "the N-th system call fails, for every N, once and for good", 0, 20'000,
      PrepareFaults},
     {"kill", "kill -9 at every named point and at random moments", 100, 10'000, PrepareKill},
+    {"persist", "kill -9 while sessions persist their own tokens, three times a cycle", 20, 2000,
+     PreparePersist},
     {"power", "an ext4 file system is shut down under load, five times a cycle", 10, 200,
      PreparePower},
     {"damage", "bytes and pages at rest are changed", 43, 1231, PrepareDamage},

@@ -1,0 +1,195 @@
+// Stores own tokens of a session as a prefix, and lets a session go on over it.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/capture_errors.h"
+#include "base/session_arguments.h"
+#include "prefixd/store.h"
+#include "runtime/session/session_impl.h"
+
+namespace prefixd {
+namespace {
+
+// Rows are handed to the put in batches of this size.
+constexpr size_t kBatchBytes = 4u << 20;
+
+// The rows of the prefix and of its own tokens, as one run of tokens from position 0 on.
+class RowSource {
+ public:
+  RowSource(SessionImpl& session, const OwnTokens::Snapshot& own, HeadIndex index)
+      : session_(session), own_(own), index_(std::move(index)) {}
+
+  // Reads tokens [at.begin, at.end) of all heads of a layer, token-major as puts take them. A run
+  // lies on one side of the prefix's end.
+  Status Read(uint32_t layer, TokenRange at, std::span<std::byte> k, std::span<std::byte> v) {
+    const SessionInfo& info = session_.info();
+    if (at.begin < info.n_tokens) {
+      return session_.ReadLayer({.layer = layer, .tokens = at, .heads = {}}, k, v);
+    }
+    const RowShape row = info.geometry.row(layer);
+    const uint32_t heads = info.geometry.layer(layer).n_kv_heads;
+    const uint32_t begin = at.begin - info.n_tokens, end = at.end - info.n_tokens;
+    for (uint32_t h = 0; h < heads; ++h) {
+      uint32_t behind = end;
+      own_.heads[index_.of(layer, h)].Visit(begin, end, row, [&](const RowsView& rows) {
+        behind -= static_cast<uint32_t>(rows.count);
+        for (size_t i = 0; i < rows.count; ++i) {
+          const size_t to = (behind - begin + i) * heads + h;
+          std::memcpy(&k[to * row.key_bytes()], rows.key(i), row.key_bytes());
+          std::memcpy(&v[to * row.value_bytes()], rows.value(i), row.value_bytes());
+        }
+        return true;
+      });
+    }
+    return {};
+  }
+
+ private:
+  SessionImpl& session_;
+  const OwnTokens::Snapshot& own_;
+  const HeadIndex index_;
+};
+
+Status WriteMissing(PutStream& put, const SessionInfo& info, const MemoryAccount& account,
+                    RowSource& source) {
+  const TokenRange missing = put.missing();
+  size_t largest = 0;  // of one token
+  for (uint32_t l = 0; l < info.geometry.n_layers; ++l) {
+    const LayerShape shape = info.geometry.layer(l);
+    largest = std::max(largest, shape.n_kv_heads * shape.row().bytes());
+  }
+  if (largest == 0 || missing.size() == 0) return {};
+  const auto batch = static_cast<uint32_t>(
+      std::min<size_t>(std::max<size_t>(kBatchBytes / largest, 1), missing.size()));
+  PREFIXD_ASSIGN(const MemoryCharge memory, account.Take(MemoryKind::kPuts, batch * largest));
+  std::vector<std::byte> rows(batch * largest);
+  for (uint32_t l = 0; l < info.geometry.n_layers; ++l) {
+    const LayerShape shape = info.geometry.layer(l);
+    if (shape.n_kv_heads == 0) continue;
+    for (uint32_t at = missing.begin; at < missing.end;) {
+      PREFIXD_TRY(CheckCall());
+      uint32_t end = std::min(at + batch, missing.end);
+      if (at < info.n_tokens) end = std::min(end, info.n_tokens);
+      const size_t n = size_t{end - at} * shape.n_kv_heads;
+      const auto k = std::span(rows).first(n * shape.row().key_bytes());
+      const auto v = std::span(rows).subspan(k.size(), n * shape.row().value_bytes());
+      PREFIXD_TRY(source.Read(l, {at, end}, k, v));
+      PREFIXD_TRY(put.Write(l, at, end - at, k, v));
+      at = end;
+    }
+  }
+  return {};
+}
+
+Status CheckPersisted(const OwnTokens::Snapshot& own, const HeadIndex& index, size_t n) {
+  if (n == 0) return InvalidArgument("there is nothing to persist: pass the ids of own tokens");
+  uint32_t most = 0;
+  for (const OwnRows& rows : own.heads) most = std::max(most, rows.size());
+  if (n > most) {
+    return InvalidArgument("the session has " + std::to_string(most) +
+                           " own tokens, and the ids are of " + std::to_string(n));
+  }
+  const size_t head = own.shortest();
+  if (n <= own.heads[head].size()) return {};
+  return Error{Code::kFailedPrecondition,
+               "KV head " + std::to_string(index.head_of(head)) + " of layer " +
+                   std::to_string(index.layer_of(head)) + " has " +
+                   std::to_string(own.heads[head].size()) + " of these " + std::to_string(n) +
+                   " own tokens: persist those that all layers and heads have, or put the rows of "
+                   "some heads as a part (PutSpec::heads)"};
+}
+
+}  // namespace
+
+Result<PutResult> SessionImpl::Persist(std::span<const uint32_t> tokens, const PersistSpec& spec) {
+  const CallScope scope(Limits());
+  Result<PutResult> result = PutResult();
+  const Status done = CaptureErrors([&]() -> Status {
+    PREFIXD_ASSIGN(result, Store(tokens, spec));
+    return {};
+  });
+  if (!done.ok()) return done.error();
+  return result;
+}
+
+Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const PersistSpec& spec) {
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  const OwnTokens::Snapshot own = own_.Take();
+  PREFIXD_TRY(CheckPersisted(own, heads_, tokens.size()));
+  const auto n = static_cast<uint32_t>(tokens.size());
+  const storage::StoredPrefix& prefix = plan->prefix->stored();
+  const MemoryAccount& account = plan->prefix->account();
+  const bool behind_derived = info_.exact_tokens < info_.n_tokens;
+  // The own tokens before the first derived one.
+  uint32_t exact = spec.derived || behind_derived ? 0 : std::min(own.derived_from, n);
+
+  PREFIXD_ASSIGN(const MemoryCharge ids,
+                 account.Take(MemoryKind::kPuts, (size_t{info_.n_tokens} + n) * sizeof(uint32_t)));
+  PutSpec put;
+  put.model = info_.model;
+  put.tenant = info_.tenant;
+  put.label = spec.label;
+  put.pinned = spec.pinned;
+  put.ttl_seconds = spec.ttl_seconds;
+  put.encoding = spec.encoding;
+  put.wait_ms = spec.wait_ms;
+  put.alone = spec.alone;
+  put.tokens.reserve(size_t{info_.n_tokens} + n);
+  put.tokens.assign(prefix.tokens().begin(), prefix.tokens().end());
+  RowSource source(*this, own, heads_);
+  PutResult all;
+  const auto store = [&](uint32_t end, bool derived) -> Status {
+    put.tokens.insert(put.tokens.end(), tokens.begin() + (put.tokens.size() - info_.n_tokens),
+                      tokens.begin() + end);
+    put.derived = derived;
+    if (behind_derived) {
+      put.lineage = storage::LineageName(prefix.info().lineage);
+    } else if (derived) {
+      put.lineage = own.stored.lineage;
+    }
+    PREFIXD_ASSIGN(const auto stream, services_->store.begin_put(put));
+    PREFIXD_TRY(WriteMissing(*stream, info_, account, source));
+    PREFIXD_ASSIGN(PutResult result, stream->Commit());
+    result.stored_tokens += all.stored_tokens;
+    result.bytes += all.bytes;
+    result.seconds += all.seconds;
+    all = std::move(result);
+    return {};
+  };
+  if (exact > 0 && exact < n && own.stored.tokens < exact) PREFIXD_TRY(store(exact, false));
+  PREFIXD_TRY(store(n, exact < n));
+  own_.NoteStored(own, {all.prefix, n, all.lineage});
+  return all;
+}
+
+Result<std::shared_ptr<Session>> SessionImpl::ForkPersisted(uint32_t window) {
+  const CallScope scope(Limits());
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  OwnTokens::Snapshot own;
+  PREFIXD_TRY(CaptureErrors([&]() -> Status {
+    own = own_.Take();
+    return {};
+  }));
+  if (own.stored.tokens == 0) {
+    return Error{Code::kFailedPrecondition,
+                 "none of the session's own tokens are stored; Persist them first"};
+  }
+  const uint32_t left = own.stored.tokens - std::min(window, own.stored.tokens);
+  AttachSpec spec;
+  spec.model = info_.model;
+  spec.tenant = info_.tenant;
+  spec.prefix = own.stored.prefix;
+  spec.n_tokens = info_.n_tokens + left;
+  spec.policy = plan->policy;
+  spec.accept_approximate = true;  // the session's own
+  spec.call_timeout_ms = call_timeout_ms_;
+  PREFIXD_ASSIGN(auto next, services_->store.attach(spec));
+  PREFIXD_TRY(static_cast<SessionImpl&>(*next).own_.CopyFrom(own, left));
+  return next;
+}
+
+}  // namespace prefixd
