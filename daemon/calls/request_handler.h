@@ -2,9 +2,9 @@
 // handler owns the connection's sessions and puts, so that they end with it.
 //
 // Thread-safety: one thread at a time calls Handle, except that verify, wait_ready, match, explain,
-// rewrite and persist may run beside any other call. StepInSlot may be called concurrently, beside all
-// others but ReleaseAll. Tenants: every request is confined to the peer's tenant unless the peer is
-// an admin; prefixes of other tenants look absent.
+// rewrite and persist may run beside any other call. StepInSlot may be called concurrently, beside
+// all others but ReleaseAll. Tenants: every request is confined to the peer's tenant unless the
+// peer is an admin; prefixes of other tenants look absent.
 #pragma once
 
 #include <chrono>

@@ -75,12 +75,11 @@ void CheckFields(const Json& json) {
 }
 
 void CheckJson(const Json& json) {
-  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec,
-             PersistSpec, Lifetime,
-             RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec, SessionInfo,
-             Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail, RuntimeStats,
-             VerifySummary, ExplainSpec, Explanation, RewriteResult, TokenRange, HeadRange,
-             Selection, ListSpec, ModelPage, PrefixPage, std::vector<ModelSpec>,
+  CheckTypes<Hello, HelloReply, ServerStats, Extent, KvGeometry, ModelSpec, PutSpec, PersistSpec,
+             Lifetime, RuntimeOptions, MatchSpec, PrefixMatch, PutResult, StepPolicy, AttachSpec,
+             SessionInfo, Ledger, StepInfo, SessionReport, PrefixSummary, PrefixDetail,
+             RuntimeStats, VerifySummary, ExplainSpec, Explanation, RewriteResult, TokenRange,
+             HeadRange, Selection, ListSpec, ModelPage, PrefixPage, std::vector<ModelSpec>,
              std::vector<PrefixSummary>>(json);
   CheckFields(json);
   const Error error = ErrorFromJson(json);
