@@ -14,10 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/rows/rows.h"
 #include "bench/steps/daemon_child.h"
+#include "bench/steps/synthetic_put.h"
 #include "bench/support/bench_main.h"
-#include "measure/prompts/synthetic_kv.h"
 #include "measure/timing/json_file.h"
 #include "prefixd/client.h"
 
@@ -94,30 +93,11 @@ class Bench {
 
   Status Put(const std::string& tenant, uint32_t n) {
     PREFIXD_ASSIGN(const auto store, ConnectAs(tenant));
-    PREFIXD_TRY(store->RegisterModel({"bench", g_, {{"weights", "synthetic"}}, {}}));
-    SyntheticKv synthetic(g_.n_kv_heads, g_.key_dim, 1);
-    const size_t token = size_t{g_.n_kv_heads} * g_.key_dim;
-    std::vector<uint32_t> tokens(n);
-    for (uint32_t t = 0; t < n; ++t) tokens[t] = t;
-    PREFIXD_ASSIGN(const auto put, store->BeginPut({"bench", "", tokens, "bench"}));
-    constexpr uint32_t kTogether = 4096;
-    std::vector<float> k(kTogether * token), v(k.size());
-    std::vector<std::byte> k16(k.size() * 2), v16(k16.size());
-    for (uint32_t begin = 0; begin < n; begin += kTogether) {
-      const uint32_t some = std::min(kTogether, n - begin);
-      for (uint32_t t = 0; t < some; ++t) synthetic.Token(&k[t * token], &v[t * token]);
-      FromFloat(g_.dtype, k, k16.data());
-      FromFloat(g_.dtype, v, v16.data());
-      PREFIXD_TRY(put->Write(0, begin, some, std::span(k16).first(some * token * 2),
-                             std::span(v16).first(some * token * 2)));
-    }
-    PREFIXD_ASSIGN(const PutResult stored, put->Commit());
-    return store->WaitReady(stored.prefix, nullptr);
+    return PutSynthetic(*store, {"bench", g_, {{"weights", "synthetic"}}, {}}, n);
   }
 
   Result<std::shared_ptr<Session>> AttachTo(Store& store, uint32_t n, const StepPolicy& policy) {
-    AttachSpec spec{"bench", "", std::vector<uint32_t>(n)};
-    for (uint32_t t = 0; t < n; ++t) spec.tokens[t] = t;
+    AttachSpec spec{"bench", "", SyntheticTokens(n)};
     spec.policy = policy;
     return store.Attach(spec);
   }

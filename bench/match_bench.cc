@@ -1,8 +1,5 @@
 // Measures how long schedulers and engines wait for match and attach in a store of many prefixes:
 // warm, cold (nothing open, nothing in the page cache), and beside a disk made slow.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -10,12 +7,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 #include <vector>
 
 #include "bench/support/bench_main.h"
+#include "bench/support/percentiles.h"
 #include "bench/support/slow_engine.h"
+#include "bench/support/small_prefixes.h"
 #include "measure/prompts/bench_prompt.h"
 #include "measure/timing/json_file.h"
 #include "storage/store/open_store.h"
@@ -34,17 +32,9 @@ struct Options {
   std::string json_file;
 };
 
-struct Times {
-  double p50_us = 0, p99_us = 0, max_us = 0;
-};
-
 class MatchBench {
  public:
-  explicit MatchBench(const Options& options) : o_(options) {
-    small_.n_layers = 1;
-    small_.n_q_heads = small_.n_kv_heads = 1;
-    small_.key_dim = small_.value_dim = 16;
-    small_.layers.assign(1, {0.25f, 0, 0});
+  explicit MatchBench(const Options& options) : o_(options), small_(options.tokens) {
     runtime_.dir = o_.dir;
     runtime_.recluster = false;
     runtime_.scrub_bytes_per_second = 0;
@@ -52,9 +42,6 @@ class MatchBench {
     runtime_.phi_features = "none";
     runtime_.estimators = {EstimatorKind::kNone, EstimatorKind::kMoment};
     runtime_.host_tier_bytes = 64 << 20;
-    policy_.k = 8;
-    policy_.estimator = EstimatorKind::kMoment;
-    policy_.selector = "exact";
   }
 
   Status Run() {
@@ -90,23 +77,11 @@ class MatchBench {
   }
 
  private:
-  std::vector<uint32_t> Tokens(uint32_t prefix) const {
-    std::mt19937 rng(prefix + 1);
-    std::vector<uint32_t> tokens(o_.tokens);
-    for (uint32_t& t : tokens) t = rng() % 100000;
-    return tokens;
-  }
-
   // Opens the store over the wrapped disk, with nothing in memory.
   Status Open() {
     held_.clear();
     store_.reset();
-    for (const auto& entry : std::filesystem::directory_iterator(o_.dir / "segments")) {
-      const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
-      if (fd < 0) continue;
-      (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-      ::close(fd);
-    }
+    DropPageCache(o_.dir / "segments");
     return OpenAsItIs();
   }
 
@@ -126,19 +101,9 @@ class MatchBench {
   Status Fill() {
     std::filesystem::create_directories(o_.dir / "segments");
     PREFIXD_TRY(OpenAsItIs());
-    PREFIXD_TRY(store_->RegisterModel({"small", small_, {{"weights", "small"}}, {}}));
-    std::vector<std::byte> rows(o_.tokens * small_.key_dim * 2);
-    std::mt19937 rng(7);
+    PREFIXD_TRY(store_->RegisterModel(small_.model()));
     for (uint32_t i = 0; i < o_.prefixes; ++i) {
-      PREFIXD_ASSIGN(const auto put, store_->BeginPut({"small", "", Tokens(i), "bench"}));
-      if (put->missing().size() > 0) {
-        for (size_t b = 0; b < rows.size(); b += 2) {  // bf16 in [1, 2)
-          rows[b] = std::byte(rng()), rows[b + 1] = std::byte{0x3f};
-        }
-        PREFIXD_TRY(put->Write(0, 0, o_.tokens, rows, rows));
-      }
-      PREFIXD_ASSIGN(const PutResult stored, put->Commit());
-      ids_.push_back(stored.prefix);
+      PREFIXD_ASSIGN(ids_.emplace_back(), small_.Put(*store_, i));
       if (i % 500 == 0) std::fprintf(stderr, "\rput %u", i);
     }
     std::fprintf(stderr, "\r");
@@ -175,19 +140,10 @@ class MatchBench {
     return {};
   }
 
-  Status Match(uint32_t i) {
-    PREFIXD_ASSIGN(const PrefixMatch match,
-                   store_->Match({.model = "small", .tokens = tokens_.at(i)}));
-    if (match.n_tokens == o_.tokens) return {};
-    return Error{Code::kInternal, "a stored prefix does not match"};
-  }
+  Status Match(uint32_t i) { return small_.Match(*store_, tokens_.at(i)); }
 
   Result<std::shared_ptr<Session>> Attached(uint32_t i) {
-    AttachSpec spec;
-    spec.model = "small";
-    spec.prefix = ids_.at(i);
-    spec.policy = policy_;
-    return store_->Attach(spec);
+    return small_.Attach(*store_, ids_.at(i));
   }
 
   Status Attach(uint32_t i) {
@@ -196,10 +152,10 @@ class MatchBench {
   }
 
   template <typename Call>
-  Result<Times> Measure(uint32_t calls, const std::function<uint32_t(uint32_t)>& prefix, Call call,
-                        std::chrono::milliseconds pause = {}) {
+  Result<Percentiles> Measure(uint32_t calls, const std::function<uint32_t(uint32_t)>& prefix,
+                              Call call, std::chrono::milliseconds pause = {}) {
     if (tokens_.empty()) {
-      for (uint32_t i = 0; i < o_.prefixes; ++i) tokens_.push_back(Tokens(i));
+      for (uint32_t i = 0; i < o_.prefixes; ++i) tokens_.push_back(small_.Tokens(i));
     }
     std::vector<double> us;
     for (uint32_t i = 0; i < calls; ++i) {
@@ -209,12 +165,10 @@ class MatchBench {
       PREFIXD_TRY(call(p));
       us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begun).count());
     }
-    std::sort(us.begin(), us.end());
-    const auto at = [&](double p) { return us[static_cast<size_t>(p * double(us.size() - 1))]; };
-    return Times{at(0.5), at(0.99), us.back()};
+    return PercentilesOf(std::move(us));
   }
 
-  Status Report(const char* what, const Result<Times>& times) {
+  Status Report(const char* what, const Result<Percentiles>& times) {
     if (!times.ok()) return times.error();
     std::printf("%-44s %10.1f %10.1f %10.1f\n", what, times->p50_us, times->p99_us, times->max_us);
     std::fflush(stdout);
@@ -237,7 +191,8 @@ class MatchBench {
       if (match.n_tokens != long_.size()) return Error{Code::kInternal, "no match"};
     }
     std::sort(us.begin(), us.end());
-    PREFIXD_TRY(Report("match of the long prefix, cold", Times{us[2], us[4], us[4]}));
+    PREFIXD_TRY(
+        Report("match of the long prefix, cold", Percentiles{us[2], us[4], us[4], us.size()}));
     PREFIXD_TRY(Open());
     return Warm();
   }
@@ -279,8 +234,9 @@ class MatchBench {
     uint32_t late = 0;
     const auto shifted = [cold = ColdOnes()](uint32_t i) { return cold(i + 5000); };
     const auto begin = [&](uint32_t p) -> Status {
-      PREFIXD_ASSIGN(match, store_->MatchAsync({.model = "small", .tokens = tokens_.at(p)},
-                                               std::chrono::milliseconds(o_.deadline_ms)));
+      PREFIXD_ASSIGN(match,
+                     store_->MatchAsync({.model = small_.model().name, .tokens = tokens_.at(p)},
+                                        std::chrono::milliseconds(o_.deadline_ms)));
       return {};
     };
     PREFIXD_TRY(Report("slow disk: MatchAsync returns", Measure(200, shifted, begin)));
@@ -296,9 +252,8 @@ class MatchBench {
   }
 
   const Options& o_;
-  KvGeometry small_;
+  const SmallPrefixes small_;
   RuntimeOptions runtime_;
-  StepPolicy policy_;
   std::shared_ptr<Slowness> slowness_ = std::make_shared<Slowness>();
   std::unique_ptr<LocalStore> store_;
   std::vector<std::shared_ptr<Session>> held_;

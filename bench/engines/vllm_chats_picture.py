@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GREY = "#7d8590"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pictures"))
+from picture import GREY, finish, save, subplots  # noqa: E402
+
 ARMS = {
     "attached": ("attached: stays in prefixd", "o", "-", "#1f7ae0"),
     "loaded": ("loaded into the engine's blocks", "s", "--", "#bf8700"),
@@ -21,13 +23,7 @@ ARMS = {
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "prefixd", "font.family": "sans-serif"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.2, 4.0))
+    figure, [axes] = subplots(1, 1, 7.2, 4.0)
     for arm, (title, mark, line, colour) in ARMS.items():
         points = sorted((one["cache_bytes"] / 2**30, one["at_once"]) for one in report["arms"] if one["arm"] == arm)
         axes.plot(*zip(*points, strict=True), marker=mark, color=colour, linewidth=2, linestyle=line, label=title)
@@ -35,19 +31,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
             continue
         for x, y in points:
             axes.annotate(str(y), (x, y), textcoords="offset points", xytext=(0, 8), ha="center", color=colour)
-    axes.set_xlabel("engine's cache, GiB", color=GREY)
-    axes.set_ylabel("chats that run at once", color=GREY)
     title = f"{report['chats']} chats, each over its own stored prompt of {report['prompt_tokens']:,} tokens"
-    axes.set_title(title, color=GREY, fontsize=11)
+    finish(axes, title, "engine's cache, GiB", "chats that run at once", legend=False)
     axes.set_xlim(left=0)
     axes.set_ylim(0, report["chats"] * 1.15)
-    axes.tick_params(colors=GREY)
-    axes.grid(color=GREY, alpha=0.25)
-    for side in axes.spines.values():
-        side.set_color(GREY)
     axes.legend(frameon=False, labelcolor=GREY, loc="center right", bbox_to_anchor=(0.98, 0.5))
-    figure.tight_layout()
-    figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save(figure, path)
 
 
 def main() -> None:

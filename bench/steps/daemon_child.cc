@@ -14,9 +14,9 @@ namespace prefixd::bench {
 
 Status DaemonChild::Start(const std::string& program, const std::vector<std::string>& args) {
   if (dir_.empty()) {
-    std::string name = "/tmp/prefixd-bench-XXXXXX";  // the path of a socket must be short
+    std::string name = (parent_ / "prefixd-bench-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
-      return Error{Code::kIo, "cannot make a directory for the daemon in /tmp"};
+      return Error{Code::kIo, "cannot make a directory for the daemon in " + parent_.string()};
     }
     dir_ = name;
   }
@@ -25,7 +25,7 @@ Status DaemonChild::Start(const std::string& program, const std::vector<std::str
   const std::filesystem::path log = dir_ / "log";
   std::vector<std::string> all = {program,
                                   "--dir",
-                                  (dir_ / "store").string(),
+                                  (store_.empty() ? dir_ / "store" : store_).string(),
                                   "--socket",
                                   (dir_ / "s").string(),
                                   "--min-free-mib",
@@ -59,18 +59,18 @@ Status DaemonChild::Start(const std::string& program, const std::vector<std::str
                                        std::string(std::istreambuf_iterator<char>(said), {})};
 }
 
-void DaemonChild::Stop() {
+void DaemonChild::End(int signal) {
   if (pid_ <= 0) return;
-  ::kill(pid_, SIGTERM);
+  ::kill(pid_, signal);
   ::waitpid(pid_, nullptr, 0);
   pid_ = -1;
 }
 
+void DaemonChild::Stop() { End(SIGTERM); }
+void DaemonChild::Kill() { End(SIGKILL); }
+
 DaemonChild::~DaemonChild() {
-  if (pid_ > 0) {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
+  Kill();
   std::error_code ignored;
   if (!dir_.empty()) std::filesystem::remove_all(dir_, ignored);
 }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "prefixd/result.h"
@@ -13,7 +14,10 @@ namespace prefixd::bench {
 
 class DaemonChild {
  public:
-  DaemonChild() = default;
+  // `store`: where the store lies and stays; empty: in dir(), which is made in `parent` and goes
+  // with this. The path of a socket must be short, so `parent` too.
+  explicit DaemonChild(std::filesystem::path store = {}, std::filesystem::path parent = "/tmp")
+      : store_(std::move(store)), parent_(std::move(parent)) {}
   ~DaemonChild();  // kills it
   DaemonChild(const DaemonChild&) = delete;
   DaemonChild& operator=(const DaemonChild&) = delete;
@@ -24,12 +28,17 @@ class DaemonChild {
   Status Start(const std::string& program, const std::vector<std::string>& args);
   // Ends the daemon as a service manager does, and waits for it.
   void Stop();
+  // Ends it as a crash does (kill -9), and waits for it.
+  void Kill();
+  pid_t pid() const { return pid_; }
   // What else its user stores, as long as this lives.
   const std::filesystem::path& dir() const { return dir_; }
   std::string address() const { return "unix:" + (dir_ / "s").string(); }
 
  private:
-  std::filesystem::path dir_;
+  void End(int signal);
+
+  std::filesystem::path store_, parent_, dir_;
   pid_t pid_ = -1;
 };
 

@@ -30,6 +30,7 @@
 #include "runtime/store/store_reports.h"
 #include "runtime/summaries/head_choice.h"
 #include "runtime/summaries/token_features.h"
+#include "storage/io/together.h"
 
 namespace prefixd {
 namespace {
@@ -78,15 +79,24 @@ class LocalStoreImpl final : public LocalStore {
     }
     std::sort(infos.begin(), infos.end(),
               [](const auto& a, const auto& b) { return a.chain.size() < b.chain.size(); });
-    for (const storage::PrefixInfo& info : infos) {
-      if (info.quarantined || (only_model && info.model != *only_model)) continue;
-      const auto model = core_->models.Find(info.model);
-      if (model.ok() && IngestComplete(core_->derived, **model, info)) {
-        core_->ingest->MarkReady(info.id);
-        if (core_->options.recluster) core_->rewrites->Enqueue(info.id);
-      } else {
-        core_->ingest->Enqueue(info.id);
+    std::erase_if(infos, [&](const storage::PrefixInfo& info) {
+      return info.quarantined || (only_model && info.model != *only_model);
+    });
+    // Each is a small file that is read: many at once. What is not known to be complete is queued.
+    std::vector<uint8_t> complete(infos.size(), 0);
+    static_cast<void>(
+        storage::Together(infos.size(), storage::kReadsAtOnce, [&](size_t i) -> Status {
+          const auto model = core_->models.Find(infos[i].model);
+          complete[i] = model.ok() && IngestComplete(core_->derived, **model, infos[i]);
+          return {};
+        }));
+    for (size_t i = 0; i < infos.size(); ++i) {
+      if (complete[i] == 0) {
+        core_->ingest->Enqueue(infos[i].id);
+        continue;
       }
+      core_->ingest->MarkReady(infos[i].id);
+      if (core_->options.recluster) core_->rewrites->Enqueue(infos[i].id);
     }
   }
 

@@ -16,6 +16,7 @@
 #include <rocksdb/utilities/checkpoint.h>
 #include <rocksdb/write_batch.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -207,15 +208,29 @@ class RocksCatalog final : public Catalog {
       segments.push_back(std::move(s));
       return {};
     }));
-    for (CatalogSegment& s : segments) {
-      const std::string_view id = Raw(s.record.id.bytes);
-      PREFIXD_TRY(GetOptional(Key('q', id), s.quarantine));
-      std::string used;
-      PREFIXD_TRY(GetOptional(Key('u', id), used));
-      if (used.size() >= sizeof(int64_t)) std::memcpy(&s.last_used_unix_ms, used.data(), 8);
-      if (used.size() >= kUseBytes) std::memcpy(&s.heat, used.data() + 8, sizeof(s.heat));
-      PREFIXD_TRY(GetTime('c', id, s.verified_unix_ms));
-    }
+    // What else is known of them is scanned too, which is far less work than three gets for each.
+    // Segments are in the order of their keys.
+    const auto find = [&](std::string_view id) -> CatalogSegment* {
+      const auto it = std::ranges::lower_bound(
+          segments, id, {}, [](const CatalogSegment& s) { return Raw(s.record.id.bytes); });
+      return it != segments.end() && Raw(it->record.id.bytes) == id ? &*it : nullptr;
+    };
+    PREFIXD_TRY(Scan("q", [&](std::string_view id, std::string_view why) -> Status {
+      if (CatalogSegment* s = find(id)) s->quarantine = why;
+      return {};
+    }));
+    PREFIXD_TRY(Scan("u", [&](std::string_view id, std::string_view used) -> Status {
+      CatalogSegment* s = find(id);
+      if (!s) return {};
+      if (used.size() >= sizeof(int64_t)) std::memcpy(&s->last_used_unix_ms, used.data(), 8);
+      if (used.size() >= kUseBytes) std::memcpy(&s->heat, used.data() + 8, sizeof(s->heat));
+      return {};
+    }));
+    PREFIXD_TRY(Scan("c", [&](std::string_view id, std::string_view when) -> Status {
+      CatalogSegment* s = find(id);
+      if (s && when.size() == sizeof(int64_t)) std::memcpy(&s->verified_unix_ms, when.data(), 8);
+      return {};
+    }));
     return segments;
   }
 
@@ -287,14 +302,6 @@ class RocksCatalog final : public Catalog {
     batch.Put(Key(kind, Raw(segment.bytes)),
               rocksdb::Slice(reinterpret_cast<const char*>(&unix_ms), sizeof(unix_ms)));
     return Write(batch, false, what);
-  }
-
-  // Leaves `unix_ms` as it is when there is no such row.
-  Status GetTime(char kind, std::string_view segment, int64_t& unix_ms) const {
-    std::string value;
-    PREFIXD_TRY(GetOptional(Key(kind, segment), value));
-    if (value.size() == sizeof(unix_ms)) std::memcpy(&unix_ms, value.data(), sizeof(unix_ms));
-    return {};
   }
 
   Status GetOptional(const std::string& key, std::string& value) const {

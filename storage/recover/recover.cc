@@ -14,6 +14,7 @@
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
 #include "storage/io/errors.h"
+#include "storage/io/together.h"
 #include "storage/recover/recover_choose.h"
 #include "storage/recover/recover_scan.h"
 
@@ -159,23 +160,33 @@ class Rebuilder {
 
   Status WriteSegments(Catalog& catalog) {
     std::vector<std::pair<SegmentId, std::string>> quarantines;
-    CatalogChange change;
-    change.put_aliases = choice_.aliases;
-    for (const FoundSegment& f : scan_.found) {
-      const SegmentRecord& record = choice_.segments.at(f.record.id);
-      auto hashes = HashesOf(record);
-      std::string why = hashes.ok() ? f.damage : hashes.error().message;
-      if (!hashes.ok() && hashes.error().code != Code::kCorrupt) return hashes.error();
-      change.put.push_back({record, hashes.ok() ? std::move(*hashes) : std::vector<BlockHash>{}});
-      if (!why.empty()) quarantines.emplace_back(record.id, std::move(why));
-      ++report_.segments;
-      report_.bytes += record.file_bytes;
-      report_.names += record.listed;
-      if (change.put.size() < kSegmentsPerCommit) continue;
+    std::vector<AliasRecord> aliases = choice_.aliases;
+    std::vector<Result<std::vector<BlockHash>>> hashes;
+    size_t begin = 0;
+    do {
+      const size_t n = std::min(kSegmentsPerCommit, scan_.found.size() - begin);
+      hashes.assign(n, std::vector<BlockHash>{});
+      PREFIXD_TRY(Together(n, kReadsAtOnce, [&](size_t i) -> Status {
+        hashes[i] = HashesOf(choice_.segments.at(scan_.found[begin + i].record.id));
+        return {};
+      }));
+      CatalogChange change;
+      change.put_aliases = std::exchange(aliases, {});
+      for (size_t i = 0; i < n; ++i) {
+        const FoundSegment& f = scan_.found[begin + i];
+        const SegmentRecord& record = choice_.segments.at(f.record.id);
+        std::string why = hashes[i].ok() ? f.damage : hashes[i].error().message;
+        if (!hashes[i].ok() && hashes[i].error().code != Code::kCorrupt) return hashes[i].error();
+        change.put.push_back(
+            {record, hashes[i].ok() ? std::move(*hashes[i]) : std::vector<BlockHash>{}});
+        if (!why.empty()) quarantines.emplace_back(record.id, std::move(why));
+        ++report_.segments;
+        report_.bytes += record.file_bytes;
+        report_.names += record.listed;
+      }
       PREFIXD_TRY(catalog.Apply(change));
-      change = {};
-    }
-    PREFIXD_TRY(catalog.Apply(change));
+      begin += n;
+    } while (begin < scan_.found.size());
     report_.names += choice_.aliases.size();
     for (const auto& [id, why] : quarantines) {
       PREFIXD_TRY(catalog.SetQuarantine(id, why));

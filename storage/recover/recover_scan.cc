@@ -6,11 +6,14 @@
 
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/io/together.h"
 #include "storage/read/page_reader.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr size_t kFilesAtOnce = 128;  // open
 
 class Scanner {
  public:
@@ -27,11 +30,20 @@ class Scanner {
       files.emplace_back(entry.path(), parsed->id);
       total_pages_ += entry.file_size(ignored) / kPageBytes;
     }
-    for (const auto& [path, name] : files) {
-      const uint64_t before = done_pages_;
-      PREFIXD_TRY(Look(path, name));
-      done_pages_ = before + fs::file_size(path, ignored) / kPageBytes;
-      PREFIXD_TRY(Report());
+    std::vector<Inspected> inspected(std::min(files.size(), kFilesAtOnce));
+    for (size_t begin = 0; begin < files.size(); begin += kFilesAtOnce) {
+      const size_t n = std::min(kFilesAtOnce, files.size() - begin);
+      PREFIXD_TRY(Together(n, kReadsAtOnce, [&](size_t i) -> Status {
+        inspected[i] = Inspect(files[begin + i].first);
+        return {};
+      }));
+      for (size_t i = 0; i < n; ++i) {
+        const auto& [path, name] = files[begin + i];
+        const uint64_t before = done_pages_;
+        PREFIXD_TRY(Take(std::move(inspected[i]), path, name));
+        done_pages_ = before + fs::file_size(path, ignored) / kPageBytes;
+        PREFIXD_TRY(Report());
+      }
     }
     return std::move(scan_);
   }
@@ -44,12 +56,23 @@ class Scanner {
     return Error{Code::kCancelled, "recovery was stopped; nothing has changed"};
   }
 
-  Status Look(const fs::path& path, const Uuid& name) {
-    auto inspected = InspectSegment(engine_, path, kRecoverDirect);
+  struct Inspected {
+    Result<InspectedSegment> segment = InspectedSegment{};
+    bool unfinished = false;
+  };
+  Inspected Inspect(const fs::path& path) const {
+    Inspected out{InspectSegment(engine_, path, kRecoverDirect), false};
+    out.unfinished = !out.segment.ok() && out.segment.error().code == Code::kCorrupt &&
+                     IsUnfinished(engine_, path, kRecoverDirect);
+    return out;
+  }
+
+  Status Take(Inspected looked, const fs::path& path, const Uuid& name) {
+    Result<InspectedSegment>& inspected = looked.segment;
     if (!inspected.ok()) {
       const Error& error = inspected.error();
       if (error.code == Code::kFailedPrecondition) return error;
-      if (error.code == Code::kCorrupt && IsUnfinished(engine_, path, kRecoverDirect)) {
+      if (looked.unfinished) {
         scan_.unfinished.push_back(path);
       } else {
         scan_.damaged.emplace_back(path, error.message);

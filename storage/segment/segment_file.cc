@@ -5,12 +5,15 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "storage/io/errors.h"
 #include "storage/io/owned_read.h"
 
 namespace prefixd::storage {
 namespace {
+
+constexpr uint64_t kPagesReadWhole = 16;
 
 Error Damaged(const std::filesystem::path& path, const std::string& how) {
   return {Code::kCorrupt, "segment " + path.string() + ": " + how};
@@ -52,8 +55,13 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
     return Damaged(path, "the file has " + std::to_string(bytes) + " bytes instead of " +
                              std::to_string(record.file_bytes));
   }
+  // A small file is read at once: with many of them, reads are what opening and recovery cost. The
+  // second time its ends are read alone, since a bad sector between them is no matter here.
+  const uint64_t pages = bytes / kPageBytes;
+  bool small = pages <= kPagesReadWhole;
   return Twice([&]() -> Status {
-    PREFIXD_ASSIGN(const AlignedBuffer first, ReadRaw(engine, 0, 1));
+    const bool whole = std::exchange(small, false);
+    PREFIXD_ASSIGN(const AlignedBuffer first, ReadRaw(engine, 0, whole ? pages : 1));
     PREFIXD_ASSIGN(header_, SegmentHeader::Decode(ConstPageBytes(first.data(), kPageBytes)));
     PREFIXD_ASSIGN(layout_, header_.Layout());
     if (header_.segment != record.id.bytes || header_.file != record.file ||
@@ -61,8 +69,12 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
         header_.lineage != record.lineage || layout_.file_bytes() != bytes) {
       return Damaged(path, "the header does not agree with the catalog");
     }
-    PREFIXD_ASSIGN(const AlignedBuffer last, ReadRaw(engine, layout_.footer_page, 1));
-    PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(ConstPageBytes(last.data(), kPageBytes)));
+    AlignedBuffer last;
+    if (!whole) {
+      PREFIXD_ASSIGN(last, ReadRaw(engine, layout_.footer_page, 1));
+    }
+    const std::byte* footer = whole ? first.data() + layout_.footer_page * kPageBytes : last.data();
+    PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(ConstPageBytes(footer, kPageBytes)));
     if (footer_.file != header_.file || footer_.sequence != record.sequence ||
         footer_.total_pages != layout_.total_pages() ||
         footer_.manifest_bytes != header_.manifest_bytes) {

@@ -7,6 +7,7 @@
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
+#include "storage/io/together.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
@@ -23,7 +24,7 @@ class Recovery {
     PREFIXD_ASSIGN(left_alone_, AdoptLostCommits(core_));
     PREFIXD_TRY(SweepSegmentFiles());
     CrashPoint("recover.swept");
-    CheckSegments();
+    PREFIXD_TRY(CheckSegments());
     core_.removal->FreeUnneeded({GoneReason::kRemoved, ""});
     return {};
   }
@@ -94,24 +95,32 @@ class Recovery {
     return SyncDirectory(dir);
   }
 
-  void CheckSegments() {
-    for (const SegmentRecord& record : core_.tree.Records()) {
-      Status checked = [&]() -> Status {
-        PREFIXD_TRY(core_.segments->CheckRelations(record));
-        PREFIXD_ASSIGN(
-            const SegmentHeader header,
-            SegmentFile::Check(*core_.engine, SegmentPath(core_.options.dir, record.file), record,
-                               core_.direct));
-        return core_.models->Check(record, header);
-      }();
-      if (checked.ok()) continue;
-      if (checked.error().code == Code::kCorrupt) {
-        core_.segments->Quarantine(record.id, checked.error().message);
+  // A file is opened for every segment, which is most of the time that a start takes: many at once.
+  Status CheckSegments() {
+    const std::vector<SegmentRecord> records = core_.tree.Records();
+    std::vector<Status> checked(records.size());
+    PREFIXD_TRY(Together(records.size(), kReadsAtOnce, [&](size_t i) -> Status {
+      checked[i] = Check(records[i]);
+      return {};
+    }));
+    for (size_t i = 0; i < records.size(); ++i) {
+      if (checked[i].ok()) continue;
+      if (checked[i].error().code == Code::kCorrupt) {
+        core_.segments->Quarantine(records[i].id, checked[i].error().message);
       } else {
         // Reads will meet the same error, or not: the bytes themselves are not known to be bad.
-        LogWarning("segment " + record.id.ToString() + ": " + checked.error().message);
+        LogWarning("segment " + records[i].id.ToString() + ": " + checked[i].error().message);
       }
     }
+    return {};
+  }
+
+  Status Check(const SegmentRecord& record) const {
+    PREFIXD_TRY(core_.segments->CheckRelations(record));
+    PREFIXD_ASSIGN(const SegmentHeader header,
+                   SegmentFile::Check(*core_.engine, SegmentPath(core_.options.dir, record.file),
+                                      record, core_.direct));
+    return core_.models->Check(record, header);
   }
 
   StoreCore& core_;

@@ -1,24 +1,14 @@
-// Reads from /proc what a process holds, and fits a line through what it held.
+// Watches what the daemon holds, and fits a line through it.
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstdint>
 #include <vector>
 
-#include "prefixd/result.h"
+#include "measure/timing/process.h"
 
 namespace prefixd::soak {
 
-struct Holding {
-  double rss_mib = 0, anonymous_mib = 0, shared_mib = 0;
-  uint64_t sockets = 0, memory_files = 0, files = 0;  // descriptors, by what they are
-  uint64_t memory_mappings = 0, mappings = 0;         // of memory files; all
-  uint64_t threads = 0;
-  double cpu_seconds = 0;  // since the process began
-};
-// kUnavailable when there is no such process (any more).
-Result<Holding> Look(pid_t pid);
+using bench::Holding;
+using bench::Look;
 
 // The slope of a least-squares line, in units of y a unit of x; 0 below 3 points.
 double Slope(const std::vector<double>& x, const std::vector<double>& y);

@@ -314,5 +314,38 @@ TEST_F(RecoverTest, UnfinishedFilesAreToldFromDamagedOnes) {
   EXPECT_FALSE(fs::exists(options_.dir / "damaged"));
 }
 
+// More files than are looked at together; what is damaged is told apart by file.
+TEST_F(RecoverTest, ManyFilesAmongThemDamagedOnes) {
+  constexpr uint32_t kMany = 300;
+  std::vector<SegmentId> ids;
+  for (uint32_t i = 0; i < kMany; ++i) ids.push_back(Stored(Iota(20, 100 * i)));
+  store_.reset();
+  const std::vector<uint32_t> damaged = {0, 127, 128, 255, 256, kMany - 1};
+  for (const uint32_t i : damaged) FlipByte(FileOf(ids[i]), 8);  // in its header
+
+  const auto expect_the_others = [&](bool known) {
+    for (uint32_t i = 0; i < kMany; ++i) {
+      const bool sound = std::ranges::find(damaged, i) == damaged.end();
+      const auto info = store_->GetPrefix(ids[i]);
+      if (known || sound) {
+        ASSERT_OK(info);
+        EXPECT_EQ(info->quarantined, !sound) << i;
+      } else {
+        EXPECT_CODE(info, Code::kNotFound);
+      }
+      EXPECT_EQ(store_->LongestMatch("m", "t", Iota(20, 100 * i))->n_tokens, sound ? 20u : 0u) << i;
+    }
+  };
+  Open();
+  expect_the_others(/*known=*/true);
+  store_.reset();
+  const RecoverReport report = Recovered();
+  EXPECT_EQ(report.segments, kMany - damaged.size());
+  EXPECT_EQ(report.names, kMany - damaged.size());
+  EXPECT_EQ(report.set_aside.size(), damaged.size());
+  Open();
+  expect_the_others(/*known=*/false);
+}
+
 }  // namespace
 }  // namespace prefixd::storage

@@ -1,0 +1,39 @@
+"""How the pictures of docs/ look: readable on light pages and on dark ones, the same bytes for the
+same figures. Needs Matplotlib (python3-matplotlib; the environment of vLLM has it)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+GREY = "#7d8590"
+COLOURS = ("#1f7ae0", "#d1495b", "#bf8700", "#2a9d5c", "#8250df", "#0e8a9c")
+
+
+def subplots(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+    """A figure and a flat list of its axes, in inches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "prefixd", "font.family": "sans-serif"}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False)
+    return figure, list(axes.flat)
+
+
+def finish(axes: Any, title: str, x: str, y: str, legend: bool = True) -> None:
+    axes.set_title(title, color=GREY, fontsize=11)
+    axes.set_xlabel(x, color=GREY)
+    axes.set_ylabel(y, color=GREY)
+    axes.tick_params(colors=GREY, which="both")
+    axes.grid(color=GREY, alpha=0.25)
+    for side in axes.spines.values():
+        side.set_color(GREY)
+    if legend:
+        axes.legend(frameon=False, labelcolor=GREY, fontsize=9)
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
