@@ -92,7 +92,7 @@ torture: setup $(BUILD)/build.ninja  ## long reliability runs, Ctrl-C stops, aga
 	@cmake --build $(BUILD) -j $(JOBS) --target prefixd_torture
 	@LD_BIND_NOW=1 $(BUILD)/tests/reliability/prefixd_torture --resume --json build/torture/figures.json $(TORTURE_ARGS)
 
-soak: setup $(BUILD)/build.ninja  ## a daemon under 300 sessions, killed clients, garbage, slow readers: SOAK_SECONDS=1800; Ctrl-C ends it early
+soak: setup $(BUILD)/build.ninja  ## a daemon under 300 sessions of 6 tenants, one floods, clients are killed, send garbage, read slowly: SOAK_SECONDS=1800
 	@$(STAGE) "build the soak" cmake --build $(BUILD) -j $(JOBS) --target prefixd_soak
 	@$(BUILD)/tests/soak/prefixd_soak --seconds $(SOAK_SECONDS) --json $(BUILD)/soak.json $(SOAK_ARGS)
 

@@ -1,9 +1,11 @@
 #include "tests/soak/client.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "tests/soak/client_process.h"
@@ -28,11 +30,16 @@ void Client::Run() {
       Attach();
       continue;
     }
+    Pause();
     const double what = std::uniform_real_distribution(0.0, 1.0)(rng_);
+    if (plan_.flood && what < 0.9) {
+      what < 0.2 ? Step() : what < 0.7 ? Batch(32) : Exact();
+      continue;
+    }
     if (what < 0.60) {
       Step();
     } else if (what < 0.78) {
-      Batch();
+      Batch(8);
     } else if (what < 0.80) {
       Exact();
     } else if (what < 0.85) {
@@ -45,8 +52,10 @@ void Client::Run() {
       Report();
     } else if (what < 0.95) {
       Detach();
-    } else if (what < 0.97) {
+    } else if (what < 0.965) {
       Match();
+    } else if (what < 0.97) {
+      Foreign();
     } else if (what < 0.985) {
       Put();
     } else if (what < 0.99) {
@@ -56,6 +65,12 @@ void Client::Run() {
     }
   }
   while (!held_.empty()) Detach();
+}
+
+void Client::Pause() {
+  if (plan_.pause_ms <= 0) return;
+  const double ms = std::exponential_distribution<double>(1 / plan_.pause_ms)(rng_);
+  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(std::min(ms, 1000.0)));
 }
 
 void Client::Reconnect() {
@@ -123,14 +138,17 @@ Client::Question Client::Ask() {
 
 void Client::Step() {
   Question q = Ask();
-  if (Done(Op::kStep, q.held->session->Step(q.layer, QueryOf(q), q.out.y, q.out.lse,
-                                            Chance(0.2) ? &q.info : nullptr))) {
-    CompareAnswer(Op::kStep, q);
-  }
+  const auto begun = std::chrono::steady_clock::now();
+  const Status status = q.held->session->Step(q.layer, QueryOf(q), q.out.y, q.out.lse,
+                                              Chance(0.2) ? &q.info : nullptr);
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begun;
+  if (!Done(Op::kStep, status)) return;
+  tally_.steps.Add(plan_.tenant, took.count());
+  CompareAnswer(Op::kStep, q);
 }
 
-void Client::Batch() {
-  std::vector<Question> questions(1 + Pick(8));
+void Client::Batch(size_t most) {
+  std::vector<Question> questions(1 + Pick(most));
   for (Question& q : questions) q = Ask();
   std::vector<StepRequest> requests;
   for (Question& q : questions) {
@@ -249,6 +267,16 @@ void Client::Match() {
   if (Done(Op::kMatch, match) && match->n_tokens != prompt.tokens.size()) {
     Wrong(Op::kMatch, std::to_string(match->n_tokens) + " tokens");
   }
+}
+
+void Client::Foreign() {
+  if (plan_.other.empty()) return;
+  const Prompt& prompt = world_.prompts[Pick(world_.prompts.size())];
+  const auto match = store_->Match(
+      {.model = world_.ModelOf(prompt).name, .tenant = plan_.other, .tokens = prompt.tokens});
+  if (match.ok()) return Wrong(Op::kForeign, "a match for " + plan_.other);
+  if (match.error().code == Code::kInvalidArgument) return tally_.Add(Op::kForeign);
+  Done(Op::kForeign, match);
 }
 
 void RunClient(const World& world, const ClientPlan& plan, Tally& tally) {

@@ -57,6 +57,7 @@ class Client {
     store_.reset();
   }
 
+  void Pause();
   void Reconnect();
   void Attach();
   void Detach();
@@ -81,7 +82,7 @@ class Client {
   }
 
   void Step();
-  void Batch();
+  void Batch(size_t most);
 
   // Exact attention of several queries at once is what full steps answer.
   void Exact();
@@ -93,6 +94,8 @@ class Client {
   void SetPolicy();
   void Report();
   void Match();
+  // What belongs to another tenant is refused.
+  void Foreign();
   Prompt OwnPrompt();
   PutSpec SpecOf(const Prompt& prompt);
 

@@ -27,7 +27,8 @@ namespace {
 constexpr double kLongRun = 600;
 constexpr double kSpareMib = 16, kSpareMibOfShortRuns = 40;
 
-void AddMemory(const std::vector<Sample>& samples, double seconds, Report& report) {
+void AddMemory(const std::vector<Sample>& samples, double seconds, uint32_t memory_mib,
+               Report& report) {
   const double warm = std::min(0.4 * seconds, 120.0);
   std::vector<double> at, rss;
   double mean = 0, peak = 0;
@@ -41,7 +42,7 @@ void AddMemory(const std::vector<Sample>& samples, double seconds, Report& repor
   if (rss.empty()) return;
   mean /= double(rss.size());
   const double slope = Slope(at, rss), minutes = at.back() - at.front();
-  report.Find("resident memory, peak", peak, "MiB");
+  report.FindAtMost("resident memory, peak (the budget)", peak, "MiB", memory_mib);
   report.Find("resident memory, mean after warm-up", mean, "MiB");
   report.Find("  slope after warm-up", slope, "MiB/min");
   report.FindAtMost("  growth by that slope", slope * minutes, "MiB",
@@ -53,7 +54,7 @@ void AddMemory(const std::vector<Sample>& samples, double seconds, Report& repor
 
 void AddFindings(const Tally& t, const wire::ServerStats& server,
                  const std::vector<Sample>& samples, double seconds, uint64_t kills,
-                 Report& report) {
+                 uint32_t memory_mib, Report& report) {
   report.Find("time", seconds, "s");
   report.Find("calls", double(t.total()), "");
   for (size_t i = 0; i < kOpNames.size(); ++i) {
@@ -72,7 +73,7 @@ void AddFindings(const Tally& t, const wire::ServerStats& server,
   for (int i = 0; i < std::min<int>(t.errors, static_cast<int>(t.first_errors.size())); ++i) {
     report.errors.emplace_back(t.first_errors[static_cast<size_t>(i)].data());
   }
-  AddMemory(samples, seconds, report);
+  AddMemory(samples, seconds, memory_mib, report);
 }
 
 }  // namespace prefixd::soak

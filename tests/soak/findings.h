@@ -18,6 +18,6 @@ struct Sample {
 
 void AddFindings(const Tally& tally, const wire::ServerStats& server,
                  const std::vector<Sample>& samples, double seconds, uint64_t kills,
-                 Report& report);
+                 uint32_t memory_mib, Report& report);
 
 }  // namespace prefixd::soak

@@ -34,7 +34,19 @@ nlohmann::ordered_json ToJson(const prefixd::soak::Report& report, uint64_t seed
                        {"held_to", f.bound},
                        {"good", f.good}});
   }
-  return {{"soak", figures}, {"errors", report.errors}, {"good", report.good()}, {"seed", seed}};
+  const auto point = [&](const prefixd::soak::TenantPoint& p) {
+    return nlohmann::ordered_json{{"tenant", report.tenants.names.at(p.tenant)},
+                                  {"at_s", p.at},
+                                  {"steps", p.steps},
+                                  {"p50_us", p.p50_us},
+                                  {"p99_us", p.p99_us}};
+  };
+  nlohmann::ordered_json whole = nlohmann::ordered_json::array(), points = whole;
+  for (const auto& p : report.tenants.whole) whole.push_back(point(p));
+  for (const auto& p : report.tenants.points) points.push_back(point(p));
+  return {{"soak", figures},     {"tenants", whole},        {"flooding", report.tenants.flooding},
+          {"over_time", points}, {"errors", report.errors}, {"good", report.good()},
+          {"seed", seed}};
 }
 
 }  // namespace
@@ -46,6 +58,16 @@ int main(int argc, char** argv) {
   CLI::App app("Soaks a daemon: many sessions, clients that are killed, garbage, slow readers");
   app.add_option("--seconds", options.seconds, "How long the clients work")->capture_default_str();
   app.add_option("--sessions", options.sessions, "Sessions, all clients together")
+      ->capture_default_str();
+  app.add_option("--tenants", options.tenants, "Tenants, each with a token; the last one floods")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--pause-ms", options.pause_ms,
+                 "Mean time between calls of a client whose tenant does not flood")
+      ->check(CLI::Range(0.0, 10000.0))
+      ->capture_default_str();
+  app.add_option("--memory-mib", options.memory_mib, "The daemon's budget of memory")
+      ->check(CLI::Range(128, 1048576))
       ->capture_default_str();
   app.add_option("--clients", options.clients, "Client processes")
       ->check(CLI::Range(1, 200))
@@ -65,9 +87,11 @@ int main(int argc, char** argv) {
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
-  std::printf("soak: %u sessions of %u clients for %.0f s, --seed %llu; Ctrl-C ends it early\n",
-              options.sessions, options.clients, options.seconds,
-              static_cast<unsigned long long>(options.seed));
+  std::printf(
+      "soak: %u sessions of %u clients of %u tenants for %.0f s, --seed %llu; Ctrl-C ends it "
+      "early\n",
+      options.sessions, options.clients, options.tenants, options.seconds,
+      static_cast<unsigned long long>(options.seed));
   std::fflush(stdout);
   const prefixd::soak::Report report = prefixd::soak::RunSoak(options, interrupted);
   Print(report);

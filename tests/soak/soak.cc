@@ -18,6 +18,7 @@
 #include "tests/daemon/daemon_process.h"
 #include "tests/soak/client.h"
 #include "tests/soak/findings.h"
+#include "tests/soak/tenants.h"
 #include "tests/soak/vandal.h"
 #include "tests/soak/watch.h"
 #include "tests/soak/world.h"
@@ -59,7 +60,8 @@ class Soak {
     tally_ = Tally::Make();
     if (tally_ == nullptr) return Error{Code::kResourceExhausted, "no shared memory"};
     Say("preparing: an embedded store answers first, then a daemon starts");
-    PREFIXD_ASSIGN(world_, MakeWorld(options_.seed, dir_.path() / "world"));
+    PREFIXD_ASSIGN(world_, MakeWorld(options_.seed, options_.tenants, dir_.path() / "world"));
+    PREFIXD_TRY(tenants_.Make(world_.tenants, dir_.path() / "tokens.toml"));
     StartDaemon();
     if (!daemon_->ready()) return Error{Code::kInternal, "no daemon: " + daemon_->Stderr()};
     ConnectOptions admin;
@@ -92,22 +94,18 @@ class Soak {
     daemon_ = std::make_unique<DaemonProcess>(
         dir_.path(), std::vector<std::string>{
                          "--listen", "127.0.0.1:0", "--max-connections", "1024", "--max-sessions",
-                         std::to_string(options_.sessions + 1000), "--hello-timeout", "2",
+                         std::to_string(options_.sessions + 1000), "--memory",
+                         std::to_string(options_.memory_mib) + "MiB", "--tokens",
+                         (dir_.path() / "tokens.toml").string(), "--hello-timeout", "2",
                          "--write-timeout", "3", "--put-idle", "10", "--log-level", "warn"});
     ::sigprocmask(SIG_SETMASK, &old, nullptr);
-  }
-
-  ConnectOptions As(size_t tenant) const {
-    ConnectOptions options;
-    options.tenant = world_.tenants[tenant % world_.tenants.size()];
-    return options;
   }
 
   // Stores every prompt for every tenant, and touches all that stays for good (the tenants' parts
   // of the host tier), so that what the idle daemon holds afterwards can be told.
   Status Prepare() {
     for (size_t t = 0; t < world_.tenants.size(); ++t) {
-      PREFIXD_ASSIGN(const auto store, Connect(daemon_->address(), As(t)));
+      PREFIXD_ASSIGN(const auto store, Connect(daemon_->address(), tenants_.As(t)));
       for (const ModelSpec& model : world_.models) PREFIXD_TRY(store->RegisterModel(model));
       for (const Prompt& prompt : world_.prompts) {
         const ModelSpec& model = world_.ModelOf(prompt);
@@ -173,18 +171,26 @@ class Soak {
     const uint32_t n = std::max(1u, options_.clients);
     for (uint32_t i = 0; i < n; ++i) {
       ClientPlan plan;
-      plan.connect = As(i);
+      plan.tenant = tenants_.OfClient(i, n);
+      plan.connect = tenants_.As(plan.tenant);
+      plan.flood = plan.tenant == tenants_.flooding();
+      plan.pause_ms = plan.flood ? 0 : options_.pause_ms;
+      if (tenants_.size() > 1) {
+        plan.other = world_.tenants[(plan.tenant + 1) % world_.tenants.size()];
+      }
       plan.connect.shared_memory = i % 4 != 2;
-      plan.address = i % 4 == 3 ? daemon_->tcp_address() : daemon_->address();
-      plan.sessions = std::max(1u, options_.sessions / n);
+      plan.address = i % 2 == 1 ? daemon_->tcp_address() : daemon_->address();
+      plan.sessions = std::max(1u, options_.sessions / n + (i < options_.sessions % n ? 1 : 0));
       children_.push_back({-1, false, [this, plan]() mutable {
                              plan.seed = next_seed_;
                              RunClient(world_, plan, *tally_);
                            }});
     }
     VandalPlan bad;
-    bad.addresses = {daemon_->address(), daemon_->tcp_address()};
+    bad.address = daemon_->address();
+    bad.tcp_address = daemon_->tcp_address();
     bad.tenant = world_.tenants[0];
+    bad.token = tenants_.As(0).token;
     bad.model = world_.ModelOf(world_.prompts[0]).name;
     bad.tokens = world_.prompts[0].tokens;
     bad.row_bytes = world_.ModelOf(world_.prompts[0]).geometry.row(0).bytes();
@@ -258,12 +264,15 @@ class Soak {
         next_sample = now + 1;
       }
       if (now >= next_line) {
-        PrintProgress(now);
+        PREFIXD_TRY(Progress(now));
         next_line += kProgressSeconds;
       }
       ::usleep(20000);
     }
     worked_ = Seconds(Clock::now() - begun);
+    if (worked_ > last_point_ + kProgressSeconds / 2) {
+      tenants_.Sample(worked_, tally_->steps, report_.tenants);
+    }
     return {};
   }
 
@@ -271,14 +280,21 @@ class Soak {
     return text.size() > 2000 ? text.substr(text.size() - 2000) : text;
   }
 
-  void PrintProgress(double now) {
+  Status Progress(double now) {
+    tenants_.Sample(now, tally_->steps, report_.tenants);
+    last_point_ = now;
+    PREFIXD_ASSIGN(const RuntimeStats stats, admin_->Stats());
+    PrintProgress(now, stats);
+    return {};
+  }
+
+  void PrintProgress(double now, const RuntimeStats& stats) {
     const Tally& t = *tally_;
     const Holding& h = samples_.back().held;
     const size_t ago = std::min<size_t>(samples_.size() - 1, 10);
     const auto& then = samples_[samples_.size() - 1 - ago];
     const double span = std::max(samples_.back().at - then.at, 1e-9);
     const uint64_t total = t.total();
-    const auto stats = admin_->Stats();
     const auto n = [](uint64_t count) { return std::to_string(count); };
     char rate[32], memory[96], cores[32];
     std::snprintf(rate, sizeof(rate), "%.0f/s",
@@ -288,10 +304,10 @@ class Soak {
     std::snprintf(cores, sizeof(cores), "%.2f cores",
                   (h.cpu_seconds - then.held.cpu_seconds) / span);
     Say("[" + n(static_cast<uint64_t>(now)) + " s] " + n(total) + " calls (" + rate + "), " +
-        n(stats.ok() ? stats->sessions : 0) + " sessions; " + n(t.compared) + " answers, " +
-        n(t.wrong) + " wrong, " + n(t.failed) + " failed, " + n(t.shed) + " shed; " + n(kills_) +
-        " killed; daemon " + memory + ", " + n(h.sockets + h.memory_files + h.files) +
-        " descriptors, " + n(h.mappings) + " mappings, " + cores);
+        n(stats.sessions) + " sessions; " + n(t.compared) + " answers, " + n(t.wrong) + " wrong, " +
+        n(t.failed) + " failed, " + n(t.shed) + " shed; " + n(kills_) + " killed; daemon " +
+        memory + ", " + n(h.sockets + h.memory_files + h.files) + " descriptors, " + n(h.mappings) +
+        " mappings, " + cores);
     last_total_ = total;
   }
 
@@ -312,7 +328,8 @@ class Soak {
     }
     EndChildren();
     PREFIXD_ASSIGN(const wire::ServerStats server, admin_->Server());
-    AddFindings(*tally_, server, samples_, worked_, kills_, report_);
+    AddFindings(*tally_, server, samples_, worked_, kills_, options_.memory_mib, report_);
+    tenants_.Finish(tally_->steps, report_);
     PREFIXD_TRY(Settle());
     PREFIXD_ASSIGN(const Holding after, Look(daemon_->pid()));
     const auto same = [&](const char* name, uint64_t now, uint64_t then) {
@@ -339,7 +356,7 @@ class Soak {
     std::vector<std::shared_ptr<Session>> sessions;
     for (uint32_t i = 0; i < options_.idle_sessions; ++i) {
       if (i % 10 == 0) {
-        PREFIXD_ASSIGN(stores.emplace_back(), Connect(daemon_->address(), As(i / 10)));
+        PREFIXD_ASSIGN(stores.emplace_back(), Connect(daemon_->address(), tenants_.As(i / 10)));
       }
       const Prompt& prompt = world_.prompts[i % world_.prompts.size()];
       AttachSpec spec;
@@ -374,12 +391,13 @@ class Soak {
   Report report_;
   DaemonDir dir_;
   World world_;
+  Tenants tenants_;
   Tally* tally_ = nullptr;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<RemoteStore> admin_;
   std::vector<Child> children_;
   uint64_t next_seed_ = 0, kills_ = 0, last_total_ = 0;
-  double worked_ = 0;
+  double worked_ = 0, last_point_ = 0;
   std::vector<Sample> samples_;
 };
 

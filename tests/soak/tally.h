@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "tests/soak/step_times.h"
+
 namespace prefixd::soak {
 
 enum class Op : size_t {
@@ -34,14 +36,16 @@ enum class Op : size_t {
   kVerify,
   kReady,
   kList,
+  kForeign,
   kVandal,
   kCount
 };
 inline constexpr std::array<const char*, size_t(Op::kCount)> kOpNames = {
-    "connect",      "attach",        "step",       "step_batch",   "attend_exact",
-    "read",         "read_in_place", "set_policy", "report",       "detach",
-    "match",        "put",           "abort",      "early commit", "remove",
-    "set_lifetime", "verify",        "wait_ready", "list",         "raw connection"};
+    "connect",       "attach",        "step",       "step_batch",   "attend_exact",
+    "read",          "read_in_place", "set_policy", "report",       "detach",
+    "match",         "put",           "abort",      "early commit", "remove",
+    "set_lifetime",  "verify",        "wait_ready", "list",         "of another tenant",
+    "raw connection"};
 
 struct Tally {
   std::array<std::atomic<uint64_t>, size_t(Op::kCount)> done{};
@@ -51,6 +55,7 @@ struct Tally {
   std::atomic<uint64_t> equal{0};     // of these, equal bit by bit
   std::atomic<uint64_t> wrong{0};     // of these, farther than the tolerance
   std::atomic<uint64_t> largest_difference_e9{0};
+  StepTimes steps;
   std::atomic<bool> stop{false};
   std::atomic<int> errors{0};
   std::array<std::array<char, 400>, 16> first_errors{};  // [errors]

@@ -34,7 +34,7 @@ class Vandal {
   void Run() {
     while (!tally_.stop) {
       tally_.Add(Op::kVandal);
-      switch (Pick(6)) {
+      switch (Pick(7)) {
         case 0:
           Garbage();
           break;
@@ -50,6 +50,9 @@ class Vandal {
         case 4:
           MadeUp();
           break;
+        case 5:
+          WrongToken();
+          break;
         default:
           ReadALittle();
       }
@@ -60,9 +63,9 @@ class Vandal {
  private:
   size_t Pick(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(rng_); }
 
-  Result<Socket> Open() {
-    PREFIXD_ASSIGN(const Address address,
-                   Address::Parse(plan_.addresses[Pick(plan_.addresses.size())]));
+  Result<Socket> Open() { return OpenAt(Pick(2) == 0 ? plan_.address : plan_.tcp_address); }
+  static Result<Socket> OpenAt(const std::string& at) {
+    PREFIXD_ASSIGN(const Address address, Address::Parse(at));
     return Socket::Connect(address, Soon());
   }
 
@@ -89,7 +92,9 @@ class Vandal {
     std::ranges::copy(payload, at);
     return bytes;
   }
-  Json HelloControl() const { return {{"tenant", plan_.tenant}, {"shared_memory", false}}; }
+  Json HelloControl() const {
+    return {{"tenant", plan_.tenant}, {"token", plan_.token}, {"shared_memory", false}};
+  }
 
   // Reads a frame; its control part is returned.
   static Result<Json> Receive(Socket& socket) {
@@ -121,6 +126,22 @@ class Vandal {
     const auto whole = Frame(MessageType::kMatch, 2, {{"model", plan_.model}, {"tenant", ""}},
                              Random(Pick(100000)));
     (void)Send(*socket, std::span(whole).first(Pick(whole.size())));
+  }
+
+  // A token of nobody, or one with a letter changed: nobody may be let in over TCP. Over the Unix
+  // socket the daemon's own user needs none.
+  void WrongToken() {
+    auto socket = OpenAt(plan_.tcp_address);
+    if (!socket.ok()) return;
+    Json hello = HelloControl();
+    std::string token = Pick(2) == 0 ? "pfx_" + std::string(43, 'a') : plan_.token;
+    token[4 + Pick(token.size() - 4)] ^= 1;
+    hello["token"] = token;
+    if (!Send(*socket, Frame(MessageType::kHello, 1, hello)).ok()) return;
+    const auto answer = Receive(*socket);
+    if (!answer.ok() || answer->contains("code")) return;
+    ++tally_.wrong;
+    tally_.Note("a wrong token was let in");
   }
 
   // Says nothing, or nothing more, and stays.

@@ -11,8 +11,9 @@
 namespace prefixd::soak {
 
 struct VandalPlan {
-  std::vector<std::string> addresses;
-  std::string tenant, model;  // of the prompt that slow readers ask for
+  std::string address, tcp_address;
+  // Of the prompt that slow readers ask for, and what its tenant presents.
+  std::string tenant, token, model;
   std::vector<uint32_t> tokens;
   uint64_t row_bytes = 0;
   uint64_t seed = 0;

@@ -100,10 +100,10 @@ Status WriteRows(PutStream& put, const ModelSpec& spec, const Prompt& prompt, ui
   return {};
 }
 
-Result<World> MakeWorld(uint64_t seed, const std::filesystem::path& dir) {
+Result<World> MakeWorld(uint64_t seed, uint32_t tenants, const std::filesystem::path& dir) {
   World world;
   world.seed = seed;
-  world.tenants = {"red", "green", "blue"};
+  for (uint32_t t = 1; t <= tenants; ++t) world.tenants.push_back("tenant-" + std::to_string(t));
   world.models = {Model("bf16", 2, 4, 2, 16, DType::kBf16), Model("f32", 3, 8, 2, 32, DType::kF32),
                   Model("f16", 2, 4, 4, 64, DType::kF16)};
   world.policies = {{.mode = StepMode::kFull},

@@ -44,8 +44,9 @@ struct World {
   static constexpr size_t kMaxLayers = 4;
 };
 
-// Makes models, prompts and queries; asks a store in `dir`, which is closed again, for the answers.
-Result<World> MakeWorld(uint64_t seed, const std::filesystem::path& dir);
+// Makes names of tenants, models, prompts and queries; asks a store in `dir`, which is closed
+// again, for the answers.
+Result<World> MakeWorld(uint64_t seed, uint32_t tenants, const std::filesystem::path& dir);
 
 // Makes a prompt of the model whose first `common` tokens are those of `like`, with the same rows.
 Prompt MakePrompt(const ModelSpec& spec, size_t model, uint32_t n, uint64_t seed,
