@@ -247,7 +247,8 @@ class PrefixScale {
     for (uint32_t i = kUnfinished; i < kUnfinished + acknowledged.size() + o_.putters; ++i) {
       PREFIXD_ASSIGN(const PrefixMatch match,
                      store_->Match({.model = small_.model().name, .tokens = small_.Tokens(i)}));
-      if (match.n_tokens > 0) PREFIXD_TRY(store_->Remove(match.prefix));
+      // Its first tokens alone may be those of another prefix, which stays.
+      if (match.n_tokens == o_.prefix_tokens) PREFIXD_TRY(store_->Remove(match.prefix));
     }
     return seconds;
   }
