@@ -76,7 +76,9 @@ TEST_P(Persisting, SessionsGoOnOverWhatTheyStored) {
         PersistBoth(*mine, *theirs, moved, own, {.label = "round", .pinned = true});
     EXPECT_EQ(done.stored_tokens, round == 0 ? 68 : 8);
     EXPECT_EQ(done.exact_tokens, kTokens + 60);
-    if (round > 0) EXPECT_EQ(done.lineage, lineage);
+    if (round > 0) {
+      EXPECT_EQ(done.lineage, lineage);
+    }
     lineage = done.lineage;
     EXPECT_EQ(Matched(moved + own, ""), kTokens + 60);
     EXPECT_EQ(Matched(moved + own, lineage), kTokens + moved + own);

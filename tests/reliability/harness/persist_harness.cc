@@ -28,7 +28,7 @@ using prefixd::testing::SyntheticPrompt;
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 // The prompt, and all that sessions ever append to it.
-constexpr uint32_t kPrompt = 100, kTokens = 3000;
+constexpr uint32_t kPrompt = 100, kTokens = 6000;
 
 // What a process that may die has done; lies in memory that it shares with its parent.
 struct Progress {
@@ -95,11 +95,11 @@ class Persister {
     return true;
   }
 
-  // Goes on until it dies, or all is stored.
-  void Run(uint64_t seed, uint64_t deadly_point) {
+  // Goes on until it dies, or nothing is left to store. False: something was wrong.
+  bool Run(uint64_t seed, uint64_t deadly_point) {
     std::mt19937_64 rng(seed);
     auto session = Attach();
-    if (!session) return;
+    if (!session) return false;
     uint32_t at = session->info().n_tokens, base = at;  // behind the last appended token; the first
     if (at <= progress_->derived_from) progress_->derived_from = kNever;
     const auto full = session->policy();
@@ -116,8 +116,7 @@ class Persister {
       if (round == 1) points_left = deadly_point;
       const auto done = session->Persist(Ids(base, upto));
       if (!done.ok()) {
-        Wrong("persist: " + done.error().ToString());
-        return;
+        return Wrong("persist: " + done.error().ToString());
       }
       progress_->acknowledged = std::max(progress_->acknowledged.load(), upto);
       if (done->exact_tokens != std::min(upto, progress_->derived_from.load())) {
@@ -127,8 +126,7 @@ class Persister {
         const auto window = static_cast<uint32_t>(rng() % 40);
         auto next = session->ForkPersisted(window);
         if (!next.ok()) {
-          Wrong("fork: " + next.error().ToString());
-          return;
+          return Wrong("fork: " + next.error().ToString());
         }
         session = *std::move(next);
         base = session->info().n_tokens;
@@ -142,6 +140,7 @@ class Persister {
         Must(session->SetPolicy(full));
       }
     }
+    return true;
   }
 
   void Check() {
@@ -228,18 +227,20 @@ void PersistCycle(uint64_t seed, Journal& report) {
         [&] {
           crash_point_hook = DieAtPoint;
           Persister persister(dir, all, progress, report);
-          if (persister.Open()) persister.Run(run, point);
-          return 1;
+          return persister.Open() && persister.Run(run, point) ? 0 : 1;
         },
         errors);
     const uint64_t moment = rng() % 150'000;
     if (!at_point && !child.WaitFor(std::chrono::microseconds(moment))) child.Kill();
     const ChildEnd end = child.Wait();
-    if (end.signal != SIGKILL && !(end.exited && !at_point)) {
+    const bool killed = end.signal == SIGKILL && !end.hung;
+    if (!killed && !(end.exited && end.code == 0)) {
       report.Violation(Where("persist", end.Describe() + Tail(errors)));
       return;
     }
-    report.Count(1, at_point ? "kills at a named point" : "kills at a random moment");
+    report.Count(1, !killed    ? "processes that stored all"
+                    : at_point ? "kills at a named point"
+                               : "kills at a random moment");
     const ChildEnd checked = RunChild(
         [&] {
           Persister persister(dir, all, progress, report);
