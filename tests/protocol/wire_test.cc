@@ -83,7 +83,7 @@ TEST(Codec, LargeNumbersAndNonFiniteOnes) {
             {std::numeric_limits<float>::infinity(), CutKind::kNone}};
   EXPECT_EQ(RoundTrip(s).cuts[0].score, s.cuts[0].score);
   PrefixDetail d;
-  d.choices = {{1, 2, EstimatorKind::kScan, 0.02, {{EstimatorKind::kScan, 0.25, true}}}};
+  d.choices = {{1, 2, EstimatorKind::kScan, 0.02, {{EstimatorKind::kScan, 0.25}}}};
   EXPECT_EQ(RoundTrip(d).choices, d.choices);
   StepInfo info;
   info.k_per_head = {3, 4};
