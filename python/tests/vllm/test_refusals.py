@@ -11,6 +11,7 @@ import torch
 from vllm import _custom_ops as ops
 
 import prefixd
+from prefixd.estimate import ReuseEstimate, TimeEstimate
 from prefixd.store import PrefixMatch
 from prefixd.vllm import identity, layout
 from prefixd.vllm.options import Options
@@ -141,7 +142,9 @@ class SlowMatch:
         assert self.answered, "the scheduler would have waited"
         if self.broken:
             raise prefixd.Unavailable("the daemon closed the connection")
-        return PrefixMatch("p", 300, 300, 300)
+        unknown = TimeEstimate(0, "unknown")
+        estimate = ReuseEstimate(300, 0, 0, unknown, unknown, unknown, 0, "unknown")
+        return PrefixMatch("p", 300, 300, 300, estimate)
 
 
 def test_the_scheduler_asks_and_does_not_wait() -> None:
