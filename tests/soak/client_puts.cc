@@ -41,7 +41,12 @@ void Client::Put() {
   if (!Done(Op::kAttach, session)) return;
   SameRows(**session, prompt, Op::kRead);
   if (!store_) return;
-  if (Chance(0.3)) Done(Op::kReady, store_->WaitReady(stored->prefix, {}));
+  if (Chance(0.3)) {
+    // Where much waits to be made ready, its lifetime may end before.
+    const Status ready = store_->WaitReady(stored->prefix, {});
+    const bool expired = !ready.ok() && ready.error().code == Code::kNotFound;
+    Done(Op::kReady, expired ? Status() : ready);
+  }
   if (!store_ || !Done(Op::kDetach, (*session)->Detach())) return;
   if (Chance(0.5)) {
     Done(Op::kLifetime, store_->SetLifetime(stored->prefix, {{}, 5}));

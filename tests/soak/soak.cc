@@ -179,6 +179,7 @@ class Soak {
         plan.other = world_.tenants[(plan.tenant + 1) % world_.tenants.size()];
       }
       plan.connect.shared_memory = i % 4 != 2;
+      plan.connect.connect_timeout_ms = 30000;  // beside a flood a greeting may take its time
       plan.address = i % 2 == 1 ? daemon_->tcp_address() : daemon_->address();
       plan.sessions = std::max(1u, options_.sessions / n + (i < options_.sessions % n ? 1 : 0));
       children_.push_back({-1, false, [this, plan]() mutable {
