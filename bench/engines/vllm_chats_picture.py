@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws chats at once against the engine's cache, from what vllm_concurrency.py measured.
 
-    bench/engines/vllm_chats_picture.py docs/results/vllm_concurrency.json docs/vllm-chats.svg
+    bench/engines/vllm_chats_picture.py docs/results/vllm_concurrency.json docs/images/vllm-chats.svg
 
 Needs Matplotlib (python3-matplotlib). The picture is readable on light pages and on dark ones."""
 
