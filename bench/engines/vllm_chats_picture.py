@@ -7,13 +7,12 @@ Needs Matplotlib (python3-matplotlib). The picture is readable on light pages an
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pictures"))
-from picture import GREY, finish, save, subplots  # noqa: E402
+from picture import GREY, draw_given, finish, save, subplots  # noqa: E402
 
 ARMS = {
     "attached": ("attached: stays in prefixd", "o", "-", "#1f7ae0"),
@@ -39,11 +38,5 @@ def draw(report: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
-
-
 if __name__ == "__main__":
-    main()
+    draw_given(draw, __doc__)

@@ -1,8 +1,11 @@
 """How the pictures of docs/ look: readable on light pages and on dark ones, the same bytes for the
-same figures. Needs Matplotlib (python3-matplotlib; the environment of vLLM has it)."""
+same figures. Needs Matplotlib (python3-matplotlib)."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +40,10 @@ def finish(axes: Any, title: str, x: str, y: str, legend: bool = True) -> None:
 def save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def draw_given(draw: Callable[[dict[str, Any], Path], None], usage: str | None) -> None:
+    """Draws the figures of the file that is the program's first argument into the second."""
+    if len(sys.argv) != 3:
+        raise SystemExit(usage)
+    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

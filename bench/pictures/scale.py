@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """Draws what scale_bench measured: prefixes, sessions, lengths.
 
-.venv/bin/python bench/pictures/scale.py docs/results/scale.json docs/images/scale.svg"""
+    python3 bench/pictures/scale.py docs/results/scale.json docs/images/scale.svg"""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from picture import COLOURS, GREY, finish, save, subplots
+from picture import COLOURS, GREY, draw_given, finish, save, subplots
 
 Lines = list[tuple[str, list[float], str, str]]  # name, values, colour, style
 
@@ -98,11 +96,5 @@ def draw(report: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
-
-
 if __name__ == "__main__":
-    main()
+    draw_given(draw, __doc__)

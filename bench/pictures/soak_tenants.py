@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """Draws the steps of each tenant over time, from the JSON of `make soak`.
 
-.venv/bin/python bench/pictures/soak_tenants.py build/release/soak.json soak.svg"""
+    python3 bench/pictures/soak_tenants.py build/release/soak.json soak.svg"""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from picture import COLOURS, finish, save, subplots
+from picture import COLOURS, draw_given, finish, save, subplots
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -40,11 +38,5 @@ def draw(report: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
-
-
 if __name__ == "__main__":
-    main()
+    draw_given(draw, __doc__)
