@@ -4,7 +4,16 @@
 #include <cmath>
 #include <string>
 
+#include "prefixd/attach.h"
+
 namespace prefixd {
+
+Status CheckOwnMemory(uint32_t own_memory_tokens) {
+  if (own_memory_tokens == 0 || own_memory_tokens >= kMinOwnMemoryTokens) return {};
+  return InvalidArgument("own_memory_tokens is 0 (all own tokens stay in memory) or at least " +
+                         std::to_string(kMinOwnMemoryTokens) + ", not " +
+                         std::to_string(own_memory_tokens));
+}
 
 Error SessionDetached(uint64_t id) {
   return {Code::kFailedPrecondition,

@@ -20,6 +20,7 @@ namespace prefixd {
 
 // ---- sessions ----
 
+Status CheckOwnMemory(uint32_t own_memory_tokens);  // of AttachSpec
 // id: SessionInfo::id.
 Error SessionDetached(uint64_t id);
 // got, want: elements of the tensor `what`.

@@ -104,6 +104,7 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
   spec.policy = policy;
   spec.accept_approximate = info.exact_tokens < info.n_tokens;  // the session has them
   spec.call_timeout_ms = call_timeout_ms;
+  spec.own_memory_tokens = info.own_memory_tokens;
   auto again = link_->Run([&](auto connection) { return AttachOver(connection, spec); });
   if (!again.ok()) {
     const bool away = again.error().code == Code::kUnavailable;

@@ -186,6 +186,7 @@ void Describe(V& v, Is<AttachSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant), v("prefix", s.prefix), v("n_tokens", s.n_tokens);
   v("policy", s.policy), v("accept_approximate", s.accept_approximate);
   v("lineage", s.lineage), v("call_timeout_ms", s.call_timeout_ms);
+  v("own_memory_tokens", s.own_memory_tokens);
   v("engine", s.engine);
 }
 template <class V>
@@ -198,7 +199,7 @@ void Describe(V& v, Is<SessionInfo> auto& s) {
   v("n_tokens", s.n_tokens), v("geometry", s.geometry), v("anchors", s.anchors);
   v("estimator", s.estimator), v("d_phi", s.d_phi), v("attach_seconds", s.attach_seconds);
   v("parts", s.parts), v("exact_tokens", s.exact_tokens);
-  v("estimate", s.estimate);
+  v("estimate", s.estimate), v("own_memory_tokens", s.own_memory_tokens);
 }
 template <class V>
 void Describe(V& v, Is<StepInfo> auto& s) {
@@ -212,7 +213,7 @@ void Describe(V& v, Is<MissingMass> auto& s) {
 template <class V>
 void Describe(V& v, Is<SessionReport> auto& s) {
   v("info", s.info), v("total", s.total), v("per_head", s.per_head);
-  v("own_tokens", s.own_tokens);
+  v("own_tokens", s.own_tokens), v("own_moved", s.own_moved);
 }
 template <class V>
 void Describe(V& v, Is<HeadChoice> auto& s) {

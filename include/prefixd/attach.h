@@ -25,6 +25,12 @@ struct AttachSpec {
   // goes on. 0: none. Over a connection its own bound holds, too (ConnectOptions).
   uint32_t call_timeout_ms = 0;
   EngineSpeed engine;
+  // Own tokens that the session keeps in memory (prefixd/session.h). Beyond so many the oldest move
+  // to the store in the background, until half as many are left. 0: all stay in memory; otherwise
+  // at least kMinOwnMemoryTokens.
+  uint32_t own_memory_tokens = 0;
 };
+
+inline constexpr uint32_t kMinOwnMemoryTokens = 256;
 
 }  // namespace prefixd

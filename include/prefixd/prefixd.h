@@ -363,9 +363,12 @@ typedef struct pfx_attach_options {
   uint32_t call_timeout_ms;
   double prefill_tokens_per_second; /* for the estimate, as in pfx_match_options */
   uint32_t cached_tokens, answer_tokens;
+  /* Own tokens kept in memory; beyond so many (0: no bound, else at least 256) the oldest move to
+   * the store in the background, and steps read them as they read the prefix. */
+  uint32_t own_memory_tokens;
 } pfx_attach_options;
 #define PFX_ATTACH_OPTIONS_INIT \
-  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0 }
+  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0 }
 
 typedef struct pfx_session_shape {
   size_t struct_size;

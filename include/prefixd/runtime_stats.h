@@ -45,7 +45,10 @@ struct RuntimeStats {
   uint64_t models = 0, prefixes = 0, sessions = 0, sessions_total = 0, steps = 0;
   // What models take in memory, and models that made room for new ones.
   uint64_t models_bytes = 0, models_dropped = 0;
-  uint64_t steps_joined = 0;   // calls that waited for cores and ran together with others
+  uint64_t steps_joined = 0;  // calls that waited for cores and ran together with others
+  // Own tokens that sessions moved to the store (AttachSpec::own_memory_tokens): times, tokens, and
+  // attempts that failed.
+  uint64_t own_moves = 0, own_moved_tokens = 0, own_moves_failed = 0;
   uint64_t steps_stopped = 0;  // times that a call of steps stopped for another tenant's
   // Matches, by the way that was estimated as the fastest (estimate.h).
   uint64_t advised_restore = 0, advised_attach = 0, advised_recompute = 0;

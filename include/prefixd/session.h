@@ -58,6 +58,15 @@ struct RowsInPlace {
 // Over a connection they end with it: after that the session fails with kUnavailable, because it
 // would answer without them, until Truncate(0).
 //
+// A session that was attached with own_memory_tokens keeps about so many of them in memory. Beyond
+// that the oldest tokens that all heads have move to the store, many at once and in the background;
+// from then on steps read them as they read the prefix: retrieved and estimated, as the policy
+// says, where those in memory are read exactly. Nothing else changes for the engine, which goes on
+// counting own tokens from the prefix's end. Nobody else sees what was moved; forks share it, and
+// it goes with the last session that has it. Layers with a sliding window must be appended to, as
+// nothing moves before all heads have it. Step, Select and SummaryBytes are refused
+// (kFailedPrecondition) while it has own tokens, since they are of the prefix without them.
+//
 // Thread-safety: steps of one session may run concurrently (different layers or batches). Calls
 // that append to one head, and Truncate beside any that appends, are made one after the other;
 // kFailedPrecondition otherwise.
@@ -125,7 +134,8 @@ class Session {
     return StepAppend(layer, HeadRange{}, q, k, v, y, lse, info);
   }
   // Keeps the first n own tokens of every head; a head with no more keeps all of its. Costs the
-  // same whatever n. kInvalidArgument when no head has as many as n.
+  // same whatever n, unless some of those that go were moved: then the session attaches to what is
+  // left of the moved ones, as Attach would. kInvalidArgument when no head has as many as n.
   virtual Status Truncate(uint32_t n) = 0;
   // Attaches another session to the same prefix with this one's policy, limits and own tokens as
   // they are now. The two share their memory and go on apart. Its ledger begins at 0.

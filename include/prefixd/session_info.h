@@ -29,7 +29,8 @@ struct SessionInfo {
   // The tokens before the first derived one. Where they are fewer than n_tokens, what the engine
   // computes over the session is derived, whatever the policy.
   uint32_t exact_tokens = 0;
-  ReuseEstimate estimate;  // when it was attached
+  ReuseEstimate estimate;          // when it was attached
+  uint32_t own_memory_tokens = 0;  // as in AttachSpec
 };
 
 // Reports one step, summed over KV heads.
@@ -49,6 +50,7 @@ struct SessionReport {
   Ledger total;
   std::vector<Ledger> per_head;  // by HeadIndex, of info.geometry.heads()
   uint32_t own_tokens = 0;       // of the KV head that has the most; 0 after Detach
+  uint32_t own_moved = 0;        // the first of them, which lie in the store by now
 };
 
 }  // namespace prefixd

@@ -185,6 +185,12 @@ class Session:
         """Returns the own tokens of the KV head that has the most."""
         return int(self.report()["own_tokens"])
 
+    @property
+    def own_moved(self) -> int:
+        """Returns how many of the own tokens, the first, have moved to the store by now
+        (own_memory_tokens)."""
+        return int(self.report()["own_moved"])
+
     def truncate(self, n: int) -> None:
         """Keeps the first n own tokens of every head; a head with no more keeps all of its."""
         self.core.truncate(n)

@@ -220,12 +220,15 @@ class Store:
         lineage: str = "",
         call_timeout: float | None = None,
         engine: EngineSpeed = ENGINE_UNKNOWN,
+        own_memory_tokens: int = 0,
     ) -> Session:
         """Returns a session over the longest stored prefix of `tokens`, or over the named prefix;
         over only its first n_tokens where given. NotFound when nothing matches; derived tokens are
         taken as by `match`, and FailedPrecondition when a named prefix has others. `call_timeout`
         bounds the attach and each call of the session, in seconds: DeadlineExceeded beyond it, and
-        the session goes on. `engine` is what the estimate in the session's `info` is for."""
+        the session goes on. `engine` is what the estimate in the session's `info` is for. Beyond
+        `own_memory_tokens` own tokens (0: no bound, else at least 256) the oldest move to the store
+        in the background, and steps read them as they read the prefix."""
         spec = {
             "model": model,
             "tenant": tenant,
@@ -236,6 +239,7 @@ class Store:
             "lineage": lineage,
             "engine": asdict(engine),
             "call_timeout_ms": 0 if call_timeout is None else max(1, round(call_timeout * 1000)),
+            "own_memory_tokens": own_memory_tokens,
         }
         row = arrays.tokens_array([] if tokens is None else tokens)
         return Session(self.core.attach(json.dumps(spec), row))

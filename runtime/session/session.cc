@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "base/capture_errors.h"
 #include "base/check.h"
 #include "base/session_arguments.h"
 #include "prefixd/store.h"
@@ -31,24 +32,26 @@ void SessionImpl::Leave() {
 }
 
 Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServices> services,
-                                                     std::shared_ptr<PreparedPrefix> prefix,
-                                                     const StepPolicy& policy,
-                                                     uint32_t call_timeout_ms,
-                                                     std::chrono::steady_clock::time_point begun,
-                                                     const ReuseEstimate& estimate) {
+                                                     const SessionStart& start) {
+  const std::shared_ptr<PreparedPrefix>& prefix = start.prefix;
   const Model& model = *prefix->model();
   const storage::PrefixInfo& stored = prefix->stored().info();
   SessionInfo info;
+  if (start.of != nullptr) {
+    info = *start.of;
+  } else {
+    info.model = model.spec.name;
+    info.tenant = stored.tenant;
+    info.prefix = stored.id.ToString();
+    info.n_tokens = prefix->n_tokens();
+    info.exact_tokens = std::min(stored.exact_tokens, info.n_tokens);
+    info.geometry = model.spec.geometry;
+    info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
+  }
   info.id = services->attached + 1;
-  info.model = model.spec.name;
-  info.tenant = stored.tenant;
-  info.prefix = stored.id.ToString();
-  info.n_tokens = prefix->n_tokens();
-  info.exact_tokens = std::min(stored.exact_tokens, info.n_tokens);
-  info.geometry = model.spec.geometry;
   info.anchors = services->options.anchors;
-  info.estimate = estimate;
-  info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
+  info.estimate = start.estimate;
+  info.own_memory_tokens = start.own_memory_tokens;
   auto session = std::shared_ptr<SessionImpl>(
       new SessionImpl(std::move(services), std::move(info), prefix->account()));
   SessionServices& s = *session->services_;
@@ -59,19 +62,22 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
                  "there are " + std::to_string(already) +
                      " sessions already (max_sessions); detach some and try again"};
   }
-  session->call_timeout_ms_ = call_timeout_ms;
+  session->call_timeout_ms_ = start.call_timeout_ms;
+  session->own_memory_tokens_ = start.own_memory_tokens;
   session->memory_ = prefix->account().Charge(MemoryKind::kSessions);
-  PREFIXD_TRY(session->TakeMemory(policy));
+  PREFIXD_TRY(session->TakeMemory(start.policy));
   session->ledgers_.resize(prefix->heads());
   session->charged_.resize(prefix->heads());
   std::vector<storage::ReadStats> reads(prefix->heads());
-  PREFIXD_ASSIGN(auto plan, MakePlan(s.options, s.prefetcher, prefix, policy, &reads));
+  PREFIXD_ASSIGN(auto plan, MakePlan(s.options, s.prefetcher, prefix, start.policy, &reads));
+  plan->moved = start.moved;
+  plan->moved_name = start.moved_name;
   session->info_.id = s.attached.fetch_add(1) + 1;
   session->info_.estimator = plan->estimator;
   session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
-  PREFIXD_TRY(session->Adopt(std::move(plan), reads));
+  PREFIXD_TRY(session->Adopt(nullptr, std::move(plan), reads));
   session->info_.attach_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start.begun).count();
   return std::shared_ptr<Session>(std::move(session));
 }
 
@@ -95,50 +101,80 @@ StepPolicy SessionImpl::policy() const {
   return plan_ ? plan_->policy : last_policy_;
 }
 
+Result<SessionImpl::State> SessionImpl::TakeState() const {
+  Result<State> state = State();
+  const Status taken = CaptureErrors([&]() -> Status {
+    std::lock_guard lock(mutex_);
+    if (detached_) return SessionDetached(info_.id);
+    state = State{plan_, own_.Take()};
+    return {};
+  });
+  if (!taken.ok()) return taken.error();
+  return state;
+}
+
 Status SessionImpl::SetPolicy(const StepPolicy& policy) {
   const CallScope scope(Limits());
-  PREFIXD_ASSIGN(const auto old, plan());
+  // Again where own tokens were moved meanwhile, behind which the policy would be another plan's.
+  while (true) {
+    PREFIXD_ASSIGN(const Plan old, plan());
+    {
+      std::lock_guard lock(mutex_);
+      PREFIXD_TRY(TakeMemory(policy));
+    }
+    std::vector<storage::ReadStats> reads(old->prefix->heads());
+    auto replacement = PlanWith(*old, old->prefix, policy, old->moved, &reads);
+    if (replacement.ok()) {
+      PREFIXD_ASSIGN(const bool adopted, Adopt(old, *std::move(replacement), reads));
+      if (adopted) return {};
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    AddReads(reads);
+    static_cast<void>(TakeMemory(plan_ ? plan_->policy : last_policy_));  // no more than before
+    return std::move(replacement).error();
+  }
+}
+
+Result<std::shared_ptr<SessionPlan>> SessionImpl::PlanWith(const SessionPlan& like,
+                                                           std::shared_ptr<PreparedPrefix> prefix,
+                                                           const StepPolicy& policy, uint32_t moved,
+                                                           std::vector<storage::ReadStats>* reads) {
+  PREFIXD_ASSIGN(auto plan, MakePlan(services_->options, services_->prefetcher, std::move(prefix),
+                                     policy, reads));
+  plan->moved = moved;
+  if (moved > 0) plan->moved_name = like.moved_name;
+  return plan;
+}
+
+Result<bool> SessionImpl::Adopt(const Plan& expected, Plan plan,
+                                const std::vector<storage::ReadStats>& reads,
+                                const std::function<Result<bool>()>& change) {
+  Plan last;  // destroyed after the lock
   {
     std::lock_guard lock(mutex_);
-    PREFIXD_TRY(TakeMemory(policy));
+    if (detached_) return SessionDetached(info_.id);
+    if (plan_ != expected) return false;
+    if (change) {
+      PREFIXD_ASSIGN(const bool changed, change());
+      if (!changed) return false;
+    }
+    last = std::exchange(plan_, std::move(plan));
+    adaptive_.reset();
+    if (plan_->policy.adaptive && !plan_->heads.empty()) {
+      std::vector<uint32_t> k;
+      for (const HeadPlan& head : plan_->heads) k.push_back(head.k);
+      adaptive_ =
+          std::make_shared<AdaptiveBudget>(std::move(k), plan_->prefix->partition().mid.size());
+    }
+    AddReads(reads);
+    for (size_t head = 0; head < plan_->heads.size(); ++head) {
+      const HeadPlan& of = plan_->heads[head];
+      ChargeSummary(head, of.reads(), of.summary.get());
+    }
   }
-  std::vector<storage::ReadStats> reads(old->prefix->heads());
-  auto replacement =
-      MakePlan(services_->options, services_->prefetcher, old->prefix, policy, &reads);
-  if (replacement.ok()) return Adopt(*std::move(replacement), reads);
-  std::lock_guard lock(mutex_);
-  AddReads(reads);
-  static_cast<void>(TakeMemory(plan_ ? plan_->policy : last_policy_));  // no more than before
-  return std::move(replacement).error();
-}
-
-Status SessionImpl::Adopt(std::shared_ptr<const SessionPlan> plan,
-                          const std::vector<storage::ReadStats>& reads) {
-  std::shared_ptr<const SessionPlan> last;  // destroyed after the lock
-  const Status adopted = Replace(std::move(plan), reads, last);
   if (last) EndPrefetch(*last);
-  return adopted;
-}
-
-Status SessionImpl::Replace(std::shared_ptr<const SessionPlan> plan,
-                            const std::vector<storage::ReadStats>& reads,
-                            std::shared_ptr<const SessionPlan>& last) {
-  std::lock_guard lock(mutex_);
-  if (detached_) return SessionDetached(info_.id);
-  last = std::exchange(plan_, std::move(plan));
-  adaptive_.reset();
-  if (plan_->policy.adaptive && !plan_->heads.empty()) {
-    std::vector<uint32_t> k;
-    for (const HeadPlan& head : plan_->heads) k.push_back(head.k);
-    adaptive_ =
-        std::make_shared<AdaptiveBudget>(std::move(k), plan_->prefix->partition().mid.size());
-  }
-  AddReads(reads);
-  for (size_t head = 0; head < plan_->heads.size(); ++head) {
-    const HeadPlan& of = plan_->heads[head];
-    ChargeSummary(head, of.reads(), of.summary.get());
-  }
-  return {};
+  return true;
 }
 
 // Charges the session with prefetched bytes that no step was charged with.
@@ -216,7 +252,7 @@ Status SessionImpl::Step(uint32_t layer, HeadRange heads, std::span<const float>
 
 SessionReport SessionImpl::report() const {
   std::lock_guard lock(mutex_);
-  SessionReport report{info_, {}, ledgers_, own_.size()};
+  SessionReport report{info_, {}, ledgers_, own_.size(), plan_ ? plan_->moved : 0};
   for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
     report.per_head[head].prefetched_bytes += plan_->ahead->Uncharged(head);
   }

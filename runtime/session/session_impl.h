@@ -3,10 +3,15 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <span>
+#include <stop_token>
+#include <string>
 #include <vector>
 
 #include "base/call_scope.h"
@@ -15,18 +20,31 @@
 #include "runtime/step/adaptive_budget.h"
 #include "runtime/step/own_tokens.h"
 #include "runtime/step/plan.h"
+#include "runtime/step/step.h"
 
 namespace prefixd {
 
-class SessionImpl : public Session {
+// What a session begins with.
+struct SessionStart {
+  std::shared_ptr<PreparedPrefix> prefix;
+  StepPolicy policy;
+  uint32_t call_timeout_ms = 0;    // bounds each call of the session; 0: none
+  uint32_t own_memory_tokens = 0;  // as in AttachSpec
+  std::chrono::steady_clock::time_point begun;
+  ReuseEstimate estimate;
+  // Of a fork: what it is a fork of, whose prefix ends with so many own tokens that were moved.
+  const SessionInfo* of = nullptr;
+  uint32_t moved = 0;
+  std::shared_ptr<const void> moved_name = nullptr;
+};
+
+class PutStream;
+
+class SessionImpl : public Session, public std::enable_shared_from_this<SessionImpl> {
  public:
   // kResourceExhausted beyond max_sessions.
-  // call_timeout_ms: bounds each call of the session; 0: none.
   static Result<std::shared_ptr<Session>> Attach(std::shared_ptr<SessionServices> services,
-                                                 std::shared_ptr<PreparedPrefix> prefix,
-                                                 const StepPolicy& policy, uint32_t call_timeout_ms,
-                                                 std::chrono::steady_clock::time_point begun,
-                                                 const ReuseEstimate& estimate);
+                                                 const SessionStart& start);
   ~SessionImpl() override;
 
   const SessionInfo& info() const override { return info_; }
@@ -68,6 +86,16 @@ class SessionImpl : public Session {
   // kFailedPrecondition after Detach.
   Result<std::shared_ptr<const SessionPlan>> plan() const;
   OwnTokens& own() { return own_; }
+  size_t HeadOf(uint32_t layer, uint32_t kv_head) const { return heads_.of(layer, kv_head); }
+  // kFailedPrecondition where own tokens move and there are some: a call of the prefix alone has no
+  // answer then.
+  Status CheckPrefixAlone() const;
+  // Tells the mover when these heads (by HeadIndex) have more own tokens than memory is to hold.
+  void NoteGrown(size_t head);
+  // Moves own tokens to the store, if there are too many; for the mover. Ends early when asked to.
+  Status MoveOwn(const std::stop_token& stop);
+  // Whether tokens that MoveOwn could not move are to wait now.
+  void NoteMoved(bool moved);
   // Adds to the ledger of a head (Model::heads).
   void Charge(size_t head, const Ledger& ledger);
   // TakeTokens returns how many tokens each of these KV heads of `layer` (n above 0) retrieves in a
@@ -80,18 +108,50 @@ class SessionImpl : public Session {
 
  private:
   SessionImpl(std::shared_ptr<SessionServices> services, SessionInfo info, MemoryAccount account);
-  Status Adopt(std::shared_ptr<const SessionPlan> plan,
-               const std::vector<storage::ReadStats>& reads);
-  Status Replace(std::shared_ptr<const SessionPlan> plan,
-                 const std::vector<storage::ReadStats>& reads,
-                 std::shared_ptr<const SessionPlan>& last);
+  using Plan = std::shared_ptr<const SessionPlan>;
+  // Puts `plan` in the place of `expected`, and whatever `change` changes with it; false: another
+  // plan came meanwhile, or `change` would not, and nothing has changed.
+  Result<bool> Adopt(const Plan& expected, Plan plan, const std::vector<storage::ReadStats>& reads,
+                     const std::function<Result<bool>()>& change = nullptr);
+  // Plan and own tokens of one moment.
+  struct State {
+    Plan plan;
+    OwnTokens::Snapshot own;
+  };
+  Result<State> TakeState() const;
+  // A plan of the same policy as `like` whose prefix ends with `moved` of its own tokens.
+  Result<std::shared_ptr<SessionPlan>> PlanWith(const SessionPlan& like,
+                                                std::shared_ptr<PreparedPrefix> prefix,
+                                                const StepPolicy& policy, uint32_t moved,
+                                                std::vector<storage::ReadStats>* reads);
+  // Opens the plan's prefix, cut behind `moved` own tokens.
+  Result<std::shared_ptr<PreparedPrefix>> CutBehind(const SessionPlan& plan, uint32_t moved);
+  // Reads rows of own tokens that the plan's prefix has.
+  Status ReadMoved(const SessionPlan& plan, size_t head, TokenRange tokens,
+                   std::span<std::byte> out);
+  OwnTokens::ReadForgotten MovedReader(const SessionPlan& plan);
+  Status TruncateMoved(uint32_t n);
+  // Lets exact passes that begin at own token `first`, which was moved, attend over what is before
+  // it as the prefix, and over the others as over rows in memory.
+  Status TakeBack(uint32_t first, GroupTask& task, std::map<uint32_t, Plan>& plans);
+  // Reads rows of the plan's prefix, which may end with moved tokens, as ReadLayer does.
+  Status ReadStored(const SessionPlan& plan, const LayerSlice& slice, std::span<std::byte> k,
+                    std::span<std::byte> v);
+  // Writes what a put lacks of the prefix and the own tokens behind it.
+  Status WriteMissing(PutStream& put, const State& state);
+  Status ReadAnywhere(const State& state, uint32_t layer, TokenRange at, std::span<std::byte> k,
+                      std::span<std::byte> v);
+  // Stores own tokens behind the state's prefix, cut where they begin; returns the new prefix.
+  Result<storage::SegmentId> StoreMoved(const State& state, TokenRange own);
+  // Loads what steps of `plan` need of own tokens that were just moved, as those in memory are.
+  Status Bring(const SessionPlan& plan, const PreparedPrefix& last, TokenRange own,
+               std::vector<storage::ReadStats>& reads);
   void EndPrefetch(const SessionPlan& plan);
   // Does what Persist does.
   Result<PutResult> Store(std::span<const uint32_t> tokens, const PersistSpec& spec);
   // Charges once per head and estimator; mutex_ is held. summary: what is charged; null: nothing is
   // kept for the head.
   void ChargeSummary(size_t head, const EstimatorVariant& estimator, const KeptSummary* summary);
-  size_t HeadOf(uint32_t layer, uint32_t kv_head) const { return heads_.of(layer, kv_head); }
   void Leave();  // gives up its place in SessionServices::open, once
   // Counts what the session keeps, with what its policy lists; mutex_ is held.
   Status TakeMemory(const StepPolicy& policy);
@@ -101,8 +161,11 @@ class SessionImpl : public Session {
   SessionInfo info_;                                 // constant once attached
   const HeadIndex heads_;                            // of info_.geometry
   uint32_t call_timeout_ms_ = 0;                     // likewise
+  uint32_t own_memory_tokens_ = 0;                   // likewise; 0: own tokens never move
   CallCanceller canceller_;
   OwnTokens own_;
+  std::atomic<bool> moving_{false};        // the mover knows of it
+  std::atomic<int64_t> move_after_ns_{0};  // of the steady clock: no sooner, after a failure
 
   std::atomic<bool> counted_{false};  // in SessionServices::open
 

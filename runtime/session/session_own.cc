@@ -1,6 +1,7 @@
 // Appends own tokens to a session, attends over them, and shares them with forks.
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -15,14 +16,20 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
                                 std::span<const float> q, std::span<float> y,
                                 std::span<float> lse) {
   const CallScope scope(Limits());
-  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(plan());
   PREFIXD_ASSIGN(heads, CheckQueries(info_.geometry, layer, heads, n, q, y, lse));
   if (n == 0) return {};
   const LayerShape shape = info_.geometry.layer(layer);
   const size_t group = shape.group_size();
+  Plan plan;
   std::vector<OwnRows> own(heads.n);
+  {
+    std::lock_guard lock(mutex_);
+    if (detached_) return SessionDetached(info_.id);
+    plan = plan_;
+    for (uint32_t h = 0; h < heads.n; ++h) own[h] = own_.rows(HeadOf(layer, heads.first + h));
+  }
   for (uint32_t h = 0; h < heads.n; ++h) {
-    own[h] = own_.rows(HeadOf(layer, heads.first + h));
     PREFIXD_TRY(CheckOwnBlock(layer, heads.first + h, own[h].size(), n, own_after));
   }
   const auto of_token = [&](size_t t, size_t h) { return (t * heads.n + h) * group; };
@@ -32,6 +39,7 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
   StepQueue::Call call;
   call.tenant = info_.tenant;
   call.tasks.resize(heads.n);
+  std::map<uint32_t, Plan> plans;
   for (size_t h = 0; h < heads.n; ++h) {
     const auto head_q = std::span(all_q).subspan(h * n_q, n_q);
     for (size_t t = 0; t < n; ++t) {
@@ -48,6 +56,9 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
     task.own = std::move(own[h]);
     task.own_after = own_after;
     task.limits = *CarriedScope::Current();
+    if (task.own.size() == 0) continue;
+    const uint32_t block = task.own.size() - own_after - n;
+    if (block < plan->moved) PREFIXD_TRY(TakeBack(block, task, plans));
   }
   services_->steps.Run(call);
   Status status;
@@ -65,6 +76,21 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
   return status;
 }
 
+Status SessionImpl::TakeBack(uint32_t first, GroupTask& task, std::map<uint32_t, Plan>& plans) {
+  const Plan whole = task.plan;
+  Plan& cut = plans[first];
+  if (!cut) {
+    PREFIXD_ASSIGN(auto prefix, CutBehind(*whole, first));
+    PREFIXD_ASSIGN(cut,
+                   PlanWith(*whole, std::move(prefix), {.mode = StepMode::kFull}, first, nullptr));
+  }
+  const uint32_t chunk = first / OwnChunk::kRows * OwnChunk::kRows;
+  PREFIXD_ASSIGN(task.own,
+                 own_.Restored(task.head, chunk, whole->moved, task.own, MovedReader(*whole)));
+  task.plan = cut;
+  return {};
+}
+
 Status SessionImpl::Append(uint32_t layer, HeadRange heads, uint32_t n,
                            std::span<const std::byte> k, std::span<const std::byte> v) {
   const CallScope scope(Limits());
@@ -72,6 +98,7 @@ Status SessionImpl::Append(uint32_t layer, HeadRange heads, uint32_t n,
   PREFIXD_ASSIGN(heads, CheckOwnRows(info_.geometry, layer, heads, n, k.size(), v.size()));
   PREFIXD_ASSIGN(OwnTokens::Growth growth, own_.Grow(layer, heads, n, k, v));
   growth.Commit();
+  NoteGrown(HeadOf(layer, heads.first));
   return {};
 }
 
@@ -84,16 +111,53 @@ Status SessionImpl::StepAppend(uint32_t layer, HeadRange heads, std::span<const 
 }
 
 Status SessionImpl::Truncate(uint32_t n) {
-  PREFIXD_TRY(plan());
-  return own_.Truncate(n);
+  const CallScope scope(Limits());
+  {
+    std::lock_guard lock(mutex_);
+    if (detached_) return SessionDetached(info_.id);
+    if (n >= plan_->moved) return own_.Truncate(n);
+  }
+  return TruncateMoved(n);
+}
+
+// The prefix ends where a chunk of own rows begins, so that those behind are appended to.
+Status SessionImpl::TruncateMoved(uint32_t n) {
+  while (true) {
+    PREFIXD_ASSIGN(const Plan old, plan());
+    if (n >= old->moved) return Truncate(n);  // another call has truncated further
+    const uint32_t moved = n / OwnChunk::kRows * OwnChunk::kRows;
+    PREFIXD_ASSIGN(auto prefix, CutBehind(*old, moved));
+    std::vector<storage::ReadStats> reads(old->prefix->heads());
+    PREFIXD_ASSIGN(auto cut, PlanWith(*old, std::move(prefix), old->policy, moved, &reads));
+    std::vector<OwnRows> rows(heads_.count());
+    for (size_t h = 0; h < rows.size(); ++h) {
+      PREFIXD_ASSIGN(rows[h],
+                     own_.Restored(h, moved, n, OwnRows(OwnChunkRef(), n), MovedReader(*old)));
+    }
+    const auto truncate = [&]() -> Result<bool> {
+      PREFIXD_TRY(own_.Truncate(n, moved, std::move(rows)));
+      return true;
+    };
+    PREFIXD_ASSIGN(const bool truncated, Adopt(old, std::move(cut), reads, truncate));
+    if (truncated) return {};
+  }
 }
 
 Result<std::shared_ptr<Session>> SessionImpl::Fork() {
   const CallScope scope(Limits());
-  PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(auto fork, Attach(services_, plan->prefix, plan->policy, call_timeout_ms_,
-                                   std::chrono::steady_clock::now(), info_.estimate));
-  static_cast<SessionImpl&>(*fork).own_.Share(own_);
+  PREFIXD_ASSIGN(const State now, TakeState());
+  PREFIXD_ASSIGN(auto fork, Attach(services_, {.prefix = now.plan->prefix,
+                                               .policy = now.plan->policy,
+                                               .call_timeout_ms = call_timeout_ms_,
+                                               .own_memory_tokens = own_memory_tokens_,
+                                               .begun = std::chrono::steady_clock::now(),
+                                               .estimate = info_.estimate,
+                                               .of = &info_,
+                                               .moved = now.plan->moved,
+                                               .moved_name = now.plan->moved_name}));
+  auto& other = static_cast<SessionImpl&>(*fork);
+  other.own_.Share(now.own);
+  other.NoteGrown(0);
   return fork;
 }
 

@@ -17,74 +17,6 @@ namespace {
 // Rows are handed to the put in batches of this size.
 constexpr size_t kBatchBytes = 4u << 20;
 
-// The rows of the prefix and of its own tokens, as one run of tokens from position 0 on.
-class RowSource {
- public:
-  RowSource(SessionImpl& session, const OwnTokens::Snapshot& own, HeadIndex index)
-      : session_(session), own_(own), index_(std::move(index)) {}
-
-  // Reads tokens [at.begin, at.end) of all heads of a layer, token-major as puts take them. A run
-  // lies on one side of the prefix's end.
-  Status Read(uint32_t layer, TokenRange at, std::span<std::byte> k, std::span<std::byte> v) {
-    const SessionInfo& info = session_.info();
-    if (at.begin < info.n_tokens) {
-      return session_.ReadLayer({.layer = layer, .tokens = at, .heads = {}}, k, v);
-    }
-    const RowShape row = info.geometry.row(layer);
-    const uint32_t heads = info.geometry.layer(layer).n_kv_heads;
-    const uint32_t begin = at.begin - info.n_tokens, end = at.end - info.n_tokens;
-    for (uint32_t h = 0; h < heads; ++h) {
-      uint32_t behind = end;
-      own_.heads[index_.of(layer, h)].Visit(begin, end, row, [&](const RowsView& rows) {
-        behind -= static_cast<uint32_t>(rows.count);
-        for (size_t i = 0; i < rows.count; ++i) {
-          const size_t to = (behind - begin + i) * heads + h;
-          std::memcpy(&k[to * row.key_bytes()], rows.key(i), row.key_bytes());
-          std::memcpy(&v[to * row.value_bytes()], rows.value(i), row.value_bytes());
-        }
-        return true;
-      });
-    }
-    return {};
-  }
-
- private:
-  SessionImpl& session_;
-  const OwnTokens::Snapshot& own_;
-  const HeadIndex index_;
-};
-
-Status WriteMissing(PutStream& put, const SessionInfo& info, const MemoryAccount& account,
-                    RowSource& source) {
-  const TokenRange missing = put.missing();
-  size_t largest = 0;  // of one token
-  for (uint32_t l = 0; l < info.geometry.n_layers; ++l) {
-    const LayerShape shape = info.geometry.layer(l);
-    largest = std::max(largest, shape.n_kv_heads * shape.row().bytes());
-  }
-  if (largest == 0 || missing.size() == 0) return {};
-  const auto batch = static_cast<uint32_t>(
-      std::min<size_t>(std::max<size_t>(kBatchBytes / largest, 1), missing.size()));
-  PREFIXD_ASSIGN(const MemoryCharge memory, account.Take(MemoryKind::kPuts, batch * largest));
-  std::vector<std::byte> rows(batch * largest);
-  for (uint32_t l = 0; l < info.geometry.n_layers; ++l) {
-    const LayerShape shape = info.geometry.layer(l);
-    if (shape.n_kv_heads == 0) continue;
-    for (uint32_t at = missing.begin; at < missing.end;) {
-      PREFIXD_TRY(CheckCall());
-      uint32_t end = std::min(at + batch, missing.end);
-      if (at < info.n_tokens) end = std::min(end, info.n_tokens);
-      const size_t n = size_t{end - at} * shape.n_kv_heads;
-      const auto k = std::span(rows).first(n * shape.row().key_bytes());
-      const auto v = std::span(rows).subspan(k.size(), n * shape.row().value_bytes());
-      PREFIXD_TRY(source.Read(l, {at, end}, k, v));
-      PREFIXD_TRY(put.Write(l, at, end - at, k, v));
-      at = end;
-    }
-  }
-  return {};
-}
-
 Status CheckPersisted(const OwnTokens::Snapshot& own, const HeadIndex& index, size_t n) {
   if (n == 0) return InvalidArgument("there is nothing to persist: pass the ids of own tokens");
   uint32_t most = 0;
@@ -105,6 +37,62 @@ Status CheckPersisted(const OwnTokens::Snapshot& own, const HeadIndex& index, si
 
 }  // namespace
 
+// Of one layer, token-major as puts take them. A run lies in the plan's prefix, or behind it.
+Status SessionImpl::ReadAnywhere(const State& state, uint32_t layer, TokenRange at,
+                                 std::span<std::byte> k, std::span<std::byte> v) {
+  if (at.begin < info_.n_tokens + state.plan->moved) {
+    return ReadStored(*state.plan, {.layer = layer, .tokens = at, .heads = {}}, k, v);
+  }
+  const RowShape row = info_.geometry.row(layer);
+  const uint32_t heads = info_.geometry.layer(layer).n_kv_heads;
+  const uint32_t begin = at.begin - info_.n_tokens, end = at.end - info_.n_tokens;
+  for (uint32_t h = 0; h < heads; ++h) {
+    uint32_t behind = end;
+    state.own.heads[HeadOf(layer, h)].Visit(begin, end, row, [&](const RowsView& rows) {
+      behind -= static_cast<uint32_t>(rows.count);
+      for (size_t i = 0; i < rows.count; ++i) {
+        const size_t to = (behind - begin + i) * heads + h;
+        std::memcpy(&k[to * row.key_bytes()], rows.key(i), row.key_bytes());
+        std::memcpy(&v[to * row.value_bytes()], rows.value(i), row.value_bytes());
+      }
+      return true;
+    });
+  }
+  return {};
+}
+
+Status SessionImpl::WriteMissing(PutStream& put, const State& state) {
+  const TokenRange missing = put.missing();
+  const uint32_t in_memory = info_.n_tokens + state.plan->moved;  // from here on
+  size_t largest = 0;                                             // of one token
+  for (uint32_t l = 0; l < info_.geometry.n_layers; ++l) {
+    const LayerShape shape = info_.geometry.layer(l);
+    largest = std::max(largest, shape.n_kv_heads * shape.row().bytes());
+  }
+  if (largest == 0 || missing.size() == 0) return {};
+  const auto batch = static_cast<uint32_t>(
+      std::min<size_t>(std::max<size_t>(kBatchBytes / largest, 1), missing.size()));
+  PREFIXD_ASSIGN(const MemoryCharge memory,
+                 state.plan->prefix->account().Take(MemoryKind::kPuts, batch * largest));
+  std::vector<std::byte> rows(batch * largest);
+  for (uint32_t l = 0; l < info_.geometry.n_layers; ++l) {
+    const LayerShape shape = info_.geometry.layer(l);
+    if (shape.n_kv_heads == 0) continue;
+    for (uint32_t at = missing.begin; at < missing.end;) {
+      PREFIXD_TRY(CheckCall());
+      uint32_t end = std::min(at + batch, missing.end);
+      if (at < in_memory) end = std::min(end, in_memory);
+      const size_t n = size_t{end - at} * shape.n_kv_heads;
+      const auto k = std::span(rows).first(n * shape.row().key_bytes());
+      const auto v = std::span(rows).subspan(k.size(), n * shape.row().value_bytes());
+      PREFIXD_TRY(ReadAnywhere(state, l, {at, end}, k, v));
+      PREFIXD_TRY(put.Write(l, at, end - at, k, v));
+      at = end;
+    }
+  }
+  return {};
+}
+
 Result<PutResult> SessionImpl::Persist(std::span<const uint32_t> tokens, const PersistSpec& spec) {
   const CallScope scope(Limits());
   Result<PutResult> result = PutResult();
@@ -117,8 +105,9 @@ Result<PutResult> SessionImpl::Persist(std::span<const uint32_t> tokens, const P
 }
 
 Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const PersistSpec& spec) {
-  PREFIXD_ASSIGN(const auto plan, this->plan());
-  const OwnTokens::Snapshot own = own_.Take();
+  PREFIXD_ASSIGN(const State state, TakeState());
+  const Plan& plan = state.plan;
+  const OwnTokens::Snapshot& own = state.own;
   PREFIXD_TRY(CheckPersisted(own, heads_, tokens.size()));
   const auto n = static_cast<uint32_t>(tokens.size());
   const storage::StoredPrefix& prefix = plan->prefix->stored();
@@ -139,8 +128,8 @@ Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const Per
   put.wait_ms = spec.wait_ms;
   put.alone = spec.alone;
   put.tokens.reserve(size_t{info_.n_tokens} + n);
-  put.tokens.assign(prefix.tokens().begin(), prefix.tokens().end());
-  RowSource source(*this, own, heads_);
+  const auto ids_of = prefix.tokens().first(info_.n_tokens);
+  put.tokens.assign(ids_of.begin(), ids_of.end());
   PutResult all;
   const auto store = [&](uint32_t end, bool derived) -> Status {
     put.tokens.insert(put.tokens.end(), tokens.begin() + (put.tokens.size() - info_.n_tokens),
@@ -152,7 +141,7 @@ Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const Per
       put.lineage = own.stored.lineage;
     }
     PREFIXD_ASSIGN(const auto stream, services_->store.begin_put(put));
-    PREFIXD_TRY(WriteMissing(*stream, info_, account, source));
+    PREFIXD_TRY(WriteMissing(*stream, state));
     PREFIXD_ASSIGN(PutResult result, stream->Commit());
     result.stored_tokens += all.stored_tokens;
     result.bytes += all.bytes;
@@ -168,12 +157,8 @@ Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const Per
 
 Result<std::shared_ptr<Session>> SessionImpl::ForkPersisted(uint32_t window) {
   const CallScope scope(Limits());
-  PREFIXD_ASSIGN(const auto plan, this->plan());
-  OwnTokens::Snapshot own;
-  PREFIXD_TRY(CaptureErrors([&]() -> Status {
-    own = own_.Take();
-    return {};
-  }));
+  PREFIXD_ASSIGN(const State state, TakeState());
+  const OwnTokens::Snapshot& own = state.own;
   if (own.stored.tokens == 0) {
     return Error{Code::kFailedPrecondition,
                  "none of the session's own tokens are stored; Persist them first"};
@@ -184,11 +169,14 @@ Result<std::shared_ptr<Session>> SessionImpl::ForkPersisted(uint32_t window) {
   spec.tenant = info_.tenant;
   spec.prefix = own.stored.prefix;
   spec.n_tokens = info_.n_tokens + left;
-  spec.policy = plan->policy;
+  spec.policy = state.plan->policy;
   spec.accept_approximate = true;  // the session's own
   spec.call_timeout_ms = call_timeout_ms_;
+  spec.own_memory_tokens = own_memory_tokens_;
   PREFIXD_ASSIGN(auto next, services_->store.attach(spec));
-  PREFIXD_TRY(static_cast<SessionImpl&>(*next).own_.CopyFrom(own, left));
+  auto& other = static_cast<SessionImpl&>(*next);
+  PREFIXD_TRY(other.own_.CopyFrom(own, left, MovedReader(*state.plan)));
+  other.NoteGrown(0);
   return next;
 }
 

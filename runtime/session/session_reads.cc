@@ -14,6 +14,14 @@
 
 namespace prefixd {
 
+Status SessionImpl::CheckPrefixAlone() const {
+  if (own_memory_tokens_ == 0 || own_.size() == 0) return {};
+  return Error{Code::kFailedPrecondition,
+               "the session has own tokens, which move behind its prefix (own_memory_tokens): "
+               "StepAppend and AttendExact attend over both; attach without own_memory_tokens to "
+               "attend over the prefix alone"};
+}
+
 void SessionImpl::ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens,
                              uint64_t bytes) {
   Ledger ledger;
@@ -76,7 +84,13 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                               std::span<std::byte> v) {
   const CallScope scope(Limits());
   PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+  PREFIXD_TRY(CheckSlice(info_, slice, k.size(), v.size()));
+  return ReadStored(*plan, slice, k, v);
+}
+
+Status SessionImpl::ReadStored(const SessionPlan& plan, const LayerSlice& slice,
+                               std::span<std::byte> k, std::span<std::byte> v) {
+  PREFIXD_ASSIGN(const HeadRange range, ResolveHeads(info_.geometry, slice.layer, slice.heads));
   const RowShape row = info_.geometry.row(slice.layer);
   const size_t first = HeadOf(slice.layer, range.first);
   const uint32_t heads = range.n;
@@ -90,16 +104,17 @@ Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
     const size_t k_at = h * key * (by_token ? 1 : n);  // offset of the head's first token
     const size_t v_at = h * value * (by_token ? 1 : n);
     storage::ReadStats reads;
-    Status read = plan->prefix->stored().ReadRange(
+    Status read = plan.prefix->stored().ReadRange(
         slice.layer, range.first + static_cast<uint32_t>(h), slice.tokens, storage::RowPart::kRow,
         {k.subspan(k_at), step * key, v.subspan(v_at), step * value}, &reads);
-    ChargeRows(first + h, reads, 0,
-               read.ok() ? storage::RowsBytes(info_.parts, row, slice.tokens) : 0);
+    ChargeRows(
+        first + h, reads, 0,
+        read.ok() ? storage::RowsBytes(plan.prefix->stored().parts(), row, slice.tokens) : 0);
     from_memory += reads.bytes[static_cast<size_t>(Tier::kHost)];
     return read;
   }));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-  const uint64_t all = heads * storage::RowsBytes(info_.parts, row, slice.tokens);
+  const uint64_t all = heads * storage::RowsBytes(plan.prefix->stored().parts(), row, slice.tokens);
   const uint64_t host = std::min<uint64_t>(all, from_memory);
   services_->rates.NoteRead(host, all - host, took.count());
   return {};
@@ -118,6 +133,7 @@ Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
 Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                       uint32_t k) {
   const CallScope scope(Limits());
+  PREFIXD_TRY(CheckPrefixAlone());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
@@ -139,6 +155,7 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
 Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,
                                                          const EstimatorVariant& variant) {
   const CallScope scope(Limits());
+  PREFIXD_TRY(CheckPrefixAlone());
   PREFIXD_ASSIGN(const auto plan, this->plan());
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);

@@ -10,17 +10,21 @@
 
 #include "prefixd/attach.h"
 #include "prefixd/options.h"
+#include "prefixd/progress.h"
 #include "prefixd/put.h"
 #include "prefixd/result.h"
 #include "prefixd/session.h"
 #include "runtime/prefix/prefetcher.h"
+#include "runtime/prefix/prepared_prefix.h"
 #include "runtime/rates/measured_rates.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/work/scratch.h"
 #include "runtime/work/thread_pool.h"
+#include "storage/segment/prefix_info.h"
 
 namespace prefixd {
 
+class OwnMover;
 class PutStream;
 
 // What sessions ask of the store that they belong to, as Store has it. It is open while any of them
@@ -28,6 +32,14 @@ class PutStream;
 struct SessionStore {
   std::function<Result<std::unique_ptr<PutStream>>(const PutSpec&)> begin_put;
   std::function<Result<std::shared_ptr<Session>>(const AttachSpec&)> attach;
+  // Of own tokens that sessions move: a put that nobody else sees, whose ids are not in use; a wait
+  // for what is derived of it (kCancelled when told is false); its end.
+  std::function<Result<std::unique_ptr<PutStream>>(const PutSpec&)> begin_live_put;
+  std::function<Status(const storage::SegmentId&, const ProgressFn& told)> wait_ready;
+  // Opens a prefix that ends in this segment.
+  std::function<Result<std::shared_ptr<PreparedPrefix>>(
+      const std::shared_ptr<const Model>&, const storage::SegmentId&, uint32_t n_tokens)>
+      prepare;
 };
 
 struct SessionServices {
@@ -37,7 +49,9 @@ struct SessionServices {
   ScratchPool& scratch;
   Prefetcher& prefetcher;
   MeasuredRates& rates;
-  SessionStore store = {};                                 // set before the first session attaches
+  SessionStore store = {};            // set before the first session attaches
+  OwnMover* mover = nullptr;          // likewise
+  std::atomic<uint32_t> live_ids{0};  // the next id of a moved token, from a random one on
   std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
 };
 

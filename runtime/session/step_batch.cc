@@ -74,12 +74,18 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
                                                 request.q, request.y, request.lse)
                                  : Result<HeadRange>(plan.error());
     request.status = heads.ok() ? Status() : heads.error();
+    if (request.status.ok() && !request.append) request.status = session->CheckPrefixAlone();
     if (!request.status.ok()) continue;
     // Before the step's own row is there, which is computed behind it in all layers but the first.
     if ((*plan)->policy.mode != StepMode::kFull) session->own().NoteApproximate(request.append);
     OwnTokens::Growth* growth = nullptr;
     if (request.append) {
       auto grown = Grow(*session, request);
+      // Own tokens may move between the two: then the plan is to be the one that has them.
+      while (grown.ok() && grown->forgotten() > (*plan)->moved) {
+        plan = session->plan();
+        if (!plan.ok()) grown = plan.error();
+      }
       request.status = grown.ok() ? Status() : grown.error();
       if (!grown.ok()) continue;
       growths[r] = *std::move(grown);
@@ -137,7 +143,10 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     info.k_per_head.push_back(task.k);
   }
   for (size_t r = 0; r < growths.size(); ++r) {
-    if (requests[r].status.ok()) growths[r].Commit();
+    if (!requests[r].status.ok() || !requests[r].append) continue;
+    growths[r].Commit();
+    auto* session = static_cast<SessionImpl*>(requests[r].session);
+    session->NoteGrown(session->HeadOf(requests[r].layer, requests[r].heads.first));
   }
   services.stepped += std::count_if(requests.begin(), requests.end(),
                                     [](const StepRequest& r) { return r.status.ok(); });

@@ -22,13 +22,13 @@ Status CheckFinite(const char* what, DType dtype, uint32_t layer, uint32_t n, si
                          std::to_string(at) + " of this call, is NaN or Inf; nothing was appended");
 }
 
-Error Grows(uint32_t layer) {
+}  // namespace
+
+Error OwnTokens::Grows(size_t head) const {
   return {Code::kFailedPrecondition,
-          "layer " + std::to_string(layer) +
+          "layer " + std::to_string(index_.layer_of(head)) +
               " takes own tokens of another call: append to a head one call after the other"};
 }
-
-}  // namespace
 
 // ---- chunks -------------------------------------------------------------------------------------
 
@@ -48,13 +48,15 @@ OwnChunkRef::~OwnChunkRef() {
 Result<OwnChunkRef> OwnTokens::NewChunk(const RowShape& row, uint32_t begin,
                                         OwnChunkRef before) const {
   const size_t bytes = OwnChunk::kRows * row.bytes();
-  PREFIXD_ASSIGN(MemoryCharge memory,
-                 account_.Take(MemoryKind::kOwnTokens, bytes + sizeof(OwnChunk)));
+  PREFIXD_ASSIGN(
+      MemoryCharge memory,
+      account_.Take(MemoryKind::kOwnTokens, bytes + sizeof(OwnChunk) + sizeof(OwnChunkRows)));
   OwnChunkRef chunk(new OwnChunk);
-  chunk->rows = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  chunk->rows = std::make_shared<OwnChunkRows>();
+  chunk->rows->bytes = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  chunk->rows->memory = std::move(memory);
   chunk->begin = begin;
   chunk->before = std::move(before);
-  chunk->memory = std::move(memory);
   return chunk;
 }
 
@@ -64,13 +66,15 @@ OwnTokens::OwnTokens(const KvGeometry& geometry, MemoryAccount account)
     : geometry_(geometry),
       index_(geometry.heads()),
       account_(std::move(account)),
-      heads_(index_.count()) {}
+      heads_(index_.count()),
+      cut_(index_.count()) {}
 
 OwnTokens::Growth& OwnTokens::Growth::operator=(Growth&& other) noexcept {
   if (this == &other) return *this;
   Withdraw();
   of_ = std::exchange(other.of_, nullptr);
   first_ = other.first_;
+  forgotten_ = other.forgotten_;
   heads_ = std::move(other.heads_);
   return *this;
 }
@@ -96,12 +100,12 @@ void OwnTokens::Growth::Commit() {
   Withdraw();
 }
 
-Status OwnTokens::Begin(size_t first, uint32_t layer, HeadRange heads, uint32_t n, Growth& growth) {
+Status OwnTokens::Begin(size_t first, HeadRange heads, uint32_t n, Growth& growth) {
   growth.heads_.resize(heads.n);
   std::lock_guard lock(mutex_);
   for (uint32_t h = 0; h < heads.n; ++h) {
     const Head& head = heads_[first + h];
-    if (head.grows) return Grows(layer);
+    if (head.grows) return Grows(first + h);
     if (n > std::numeric_limits<uint32_t>::max() - head.n - OwnChunk::kRows) {
       return InvalidArgument("a session has less than 2^32 own tokens");
     }
@@ -109,6 +113,7 @@ Status OwnTokens::Begin(size_t first, uint32_t layer, HeadRange heads, uint32_t 
   }
   for (uint32_t h = 0; h < heads.n; ++h) heads_[first + h].grows = true;
   growth.first_ = first;
+  growth.forgotten_ = forgotten_;
   growth.of_ = this;
   return {};
 }
@@ -121,7 +126,7 @@ Result<OwnTokens::Growth> OwnTokens::Grow(uint32_t layer, HeadRange heads, uint3
   PREFIXD_TRY(CheckFinite("value", row.dtype, layer, n, size_t{heads.n} * row.value_dim, v));
   Growth growth;
   const Status grown = CaptureErrors([&]() -> Status {
-    PREFIXD_TRY(Begin(index_.of(layer, heads.first), layer, heads, n, growth));
+    PREFIXD_TRY(Begin(index_.of(layer, heads.first), heads, n, growth));
     for (uint32_t h = 0; h < heads.n; ++h) {
       PREFIXD_TRY(CheckCall());
       PREFIXD_TRY(Write(row, heads.n, n, k.data() + h * row.key_bytes(),
@@ -143,19 +148,20 @@ Status OwnTokens::Write(const RowShape& row, uint32_t stride, uint32_t n, const 
     uint32_t free_from = at;
     if (at == 0) {
       PREFIXD_ASSIGN(head.last, NewChunk(row, head.n, std::move(head.last)));
-      head.last->taken = m;
-    } else if (!head.last->taken.compare_exchange_strong(free_from, at + m)) {
+      head.last->rows->taken = m;
+    } else if (!head.last->rows->taken.compare_exchange_strong(free_from, at + m)) {
       // The rows behind are a fork's, or were given up. Nobody can see those that were given up
       // when only this session holds the chunk: here and in its list of heads.
-      const bool alone = head.last->holders.load(std::memory_order_acquire) == 2;
-      if (!alone || !head.last->taken.compare_exchange_strong(free_from, at + m)) {
+      const bool alone = head.last->holders.load(std::memory_order_acquire) == 2 &&
+                         head.last->rows.use_count() == 1;
+      if (!alone || !head.last->rows->taken.compare_exchange_strong(free_from, at + m)) {
         PREFIXD_ASSIGN(OwnChunkRef copy, NewChunk(row, head.last->begin, head.last->before));
-        std::memcpy(copy->rows.get(), head.last->rows.get(), at * bytes);
-        copy->taken = at + m;
+        std::memcpy(copy->rows->bytes.get(), head.last->rows->bytes.get(), at * bytes);
+        copy->rows->taken = at + m;
         head.last = std::move(copy);
       }
     }
-    std::byte* to = &head.last->rows[at * bytes];
+    std::byte* to = &head.last->rows->bytes[at * bytes];
     for (uint32_t t = done; t < done + m; ++t, to += bytes) {
       std::memcpy(to, k + size_t{t} * stride * row.key_bytes(), row.key_bytes());
       std::memcpy(to + row.key_bytes(), v + size_t{t} * stride * row.value_bytes(),
@@ -186,7 +192,7 @@ Status OwnTokens::Truncate(uint32_t n) {
   std::lock_guard lock(mutex_);
   uint32_t most = 0;
   for (size_t h = 0; h < heads_.size(); ++h) {
-    if (heads_[h].grows) return Grows(index_.layer_of(h));
+    if (heads_[h].grows) return Grows(h);
     most = std::max(most, heads_[h].n);
   }
   if (n > most) {
@@ -194,13 +200,7 @@ Status OwnTokens::Truncate(uint32_t n) {
                            std::to_string(n) + ": it can be truncated to fewer only");
   }
   gone.reserve(heads_.size());
-  ++truncations_;
-  stored_.tokens = std::min(stored_.tokens, n);
-  if (rows_unknown_) {
-    derived_from_ = std::min(derived_from_, n);
-  } else if (n <= derived_from_) {
-    derived_from_ = kNone;
-  }
+  NoteTruncation(n);
   for (Head& head : heads_) {
     if (head.n <= n) continue;
     OwnChunkRef last = head.last;
@@ -211,15 +211,27 @@ Status OwnTokens::Truncate(uint32_t n) {
   return {};
 }
 
-void OwnTokens::Share(const OwnTokens& other) {
-  std::vector<Head> heads;
-  std::scoped_lock lock(mutex_, other.mutex_);
-  heads = other.heads_;
-  for (Head& head : heads) head.grows = false;
-  heads_.swap(heads);
-  derived_from_ = other.derived_from_;
-  rows_unknown_ = other.rows_unknown_;
-  stored_ = other.stored_;
+void OwnTokens::NoteTruncation(uint32_t n) {
+  ++truncations_;
+  least_truncated_ = std::min(least_truncated_, n);
+  stored_.tokens = std::min(stored_.tokens, n);
+  if (rows_unknown_) {
+    derived_from_ = std::min(derived_from_, n);
+  } else if (n <= derived_from_) {
+    derived_from_ = kNone;
+  }
+}
+
+void OwnTokens::Share(const Snapshot& taken) {
+  std::lock_guard lock(mutex_);
+  for (size_t h = 0; h < heads_.size(); ++h) {
+    heads_[h].last = taken.heads[h].last();
+    heads_[h].n = taken.heads[h].size();
+  }
+  derived_from_ = taken.derived_from;
+  rows_unknown_ = taken.rows_unknown;
+  stored_ = taken.stored;
+  forgotten_ = taken.forgotten;
 }
 
 // ---- what is stored of them ---------------------------------------------------------------------
@@ -251,6 +263,7 @@ OwnTokens::Snapshot OwnTokens::Take() const {
   taken.rows_unknown = rows_unknown_;
   taken.stored = stored_;
   taken.truncations = truncations_;
+  taken.forgotten = forgotten_;
   return taken;
 }
 
@@ -261,24 +274,32 @@ void OwnTokens::NoteStored(const Snapshot& taken, Stored stored) {
   stored_ = std::move(stored);
 }
 
-Status OwnTokens::CopyFrom(const Snapshot& taken, uint32_t first) {
+// Appends copies of these rows of `from` to `to`.
+Status OwnTokens::CopyRow(const RowShape& row, const OwnRows& from, TokenRange tokens,
+                          Growth::Head& to) const {
+  std::vector<RowsView> runs;
+  from.Visit(tokens.begin, tokens.end, row, [&](const RowsView& run) {
+    runs.push_back(run);
+    return true;
+  });
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+    for (size_t i = 0; i < run->count; ++i) {
+      PREFIXD_TRY(Write(row, 1, 1, run->key(i), run->value(i), to));
+    }
+  }
+  return {};
+}
+
+Status OwnTokens::CopyFrom(const Snapshot& taken, uint32_t first, const ReadForgotten& read) {
   return CaptureErrors([&]() -> Status {
     std::vector<Head> heads(heads_.size());
     for (size_t h = 0; h < heads.size(); ++h) {
       PREFIXD_TRY(CheckCall());
+      Growth::Head copied;
+      PREFIXD_TRY(CopyForgotten(h, {first, taken.forgotten}, read, copied));
       const RowShape row = geometry_.row(index_.layer_of(h));
       const OwnRows& from = taken.heads[h];
-      std::vector<RowsView> runs;
-      from.Visit(first, from.size(), row, [&](const RowsView& run) {
-        runs.push_back(run);
-        return true;
-      });
-      Growth::Head copied;
-      for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
-        for (size_t i = 0; i < run->count; ++i) {
-          PREFIXD_TRY(Write(row, 1, 1, run->key(i), run->value(i), copied));
-        }
-      }
+      PREFIXD_TRY(CopyRow(row, from, {std::max(first, taken.forgotten), from.size()}, copied));
       heads[h].last = std::move(copied.last);
       heads[h].n = copied.n;
     }

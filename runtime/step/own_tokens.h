@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,7 @@
 #include "attention/rows/rows.h"
 #include "base/memory_budget.h"
 #include "prefixd/kv_shape.h"
+#include "prefixd/partition.h"
 #include "prefixd/result.h"
 
 namespace prefixd {
@@ -48,24 +50,31 @@ class OwnChunkRef {
   OwnChunk* chunk_ = nullptr;
 };
 
+// The rows of a chunk; chunks of several chains may have the same.
+struct OwnChunkRows {
+  // Rows that are taken: whoever moves it on writes the rows between, once.
+  std::atomic<uint32_t> taken{0};
+  MemoryCharge memory;
+  std::unique_ptr<std::byte[]> bytes;  // [kRows][row bytes]
+};
+
 struct OwnChunk {
   static constexpr uint32_t kRows = 64;
 
   std::atomic<uint32_t> holders{1};
-  // Rows that are taken: whoever moves it on writes the rows between, once.
-  std::atomic<uint32_t> taken{0};
-  uint32_t begin = 0;  // the first row's token
+  uint32_t begin = 0;  // the first row's token: a multiple of kRows
   OwnChunkRef before;
-  MemoryCharge memory;
-  std::unique_ptr<std::byte[]> rows;  // [kRows][row bytes]
+  std::shared_ptr<OwnChunkRows> rows;
 };
 
-// The first own rows of one KV head, as they were at one moment. Keeps them. A plain value.
+// The first own rows of one KV head, as they were at one moment, of which the very first may be
+// forgotten. Keeps them. A plain value.
 class OwnRows {
  public:
   OwnRows() = default;
   OwnRows(OwnChunkRef last, uint32_t n) : last_(std::move(last)), n_(n) {}
   uint32_t size() const { return n_; }
+  const OwnChunkRef& last() const { return last_; }
   // Calls visit(const RowsView&) for the rows of tokens [begin, end) of size(), the last run first,
   // until it returns false; returns its last answer.
   template <typename Visitor>
@@ -75,7 +84,7 @@ class OwnRows {
       const uint32_t first = std::max(begin, chunk->begin);
       if (first >= end) continue;
       const size_t stride = shape.bytes();
-      const RowsView rows{&chunk->rows[(first - chunk->begin) * stride], end - first, stride,
+      const RowsView rows{&chunk->rows->bytes[(first - chunk->begin) * stride], end - first, stride,
                           shape};
       if (!visit(rows)) return false;
       end = first;
@@ -101,8 +110,9 @@ class OwnTokens {
     Growth& operator=(Growth&& other) noexcept;
     ~Growth() { Withdraw(); }
 
-    // The rows of the h-th head, with the new ones.
+    // The rows of the h-th head, with the new ones, from forgotten() on.
     OwnRows rows(size_t h) const { return {heads_[h].last, heads_[h].n}; }
+    uint32_t forgotten() const { return forgotten_; }
     void Commit();
 
    private:
@@ -113,7 +123,8 @@ class OwnTokens {
       uint32_t n = 0;
     };
     OwnTokens* of_ = nullptr;
-    size_t first_ = 0;  // head
+    size_t first_ = 0;        // head
+    uint32_t forgotten_ = 0;  // when it began
     std::vector<Head> heads_;
   };
   // Adds n rows of each of `heads` (resolved) of a layer: k [n][heads.n][key_dim] and v likewise,
@@ -145,6 +156,7 @@ class OwnTokens {
     bool rows_unknown = false;
     Stored stored;
     uint64_t truncations = 0;
+    uint32_t forgotten = 0;  // tokens that lack their rows
 
     // The head with the fewest rows.
     size_t shortest() const;
@@ -156,11 +168,32 @@ class OwnTokens {
   // Keeps the first n rows of each head. kInvalidArgument when no head has so many,
   // kFailedPrecondition while a head grows.
   Status Truncate(uint32_t n);
-  // Takes over what `other` has, in place of its own. Not while either grows.
-  void Share(const OwnTokens& other);
+  // Takes over what `taken` has. It has none yet.
+  void Share(const Snapshot& taken);
+  // Reads the rows of forgotten tokens of a head: out [tokens.size()][row bytes].
+  using ReadForgotten =
+      std::function<Status(size_t head, TokenRange tokens, std::span<std::byte> out)>;
   // Takes over what `taken` has from its token `first` on, as copies: they keep no memory of those
   // before. It has none yet.
-  Status CopyFrom(const Snapshot& taken, uint32_t first);
+  Status CopyFrom(const Snapshot& taken, uint32_t first, const ReadForgotten& read);
+
+  // Whether a head has more than `n` rows in memory, and all others, too.
+  bool Exceeds(size_t head, uint32_t n) const;
+  // From now on the session attends over the first n tokens elsewhere, and Cut may free their rows.
+  // n: a multiple of OwnChunk::kRows that every head has. False, and nothing has changed: some of
+  // these tokens were truncated since WatchTruncations, or it is closed.
+  bool Forget(uint32_t n);
+  void WatchTruncations();
+  // Frees what was forgotten and nobody shares, but not of heads that grow now: false, and it is to
+  // be called again.
+  Result<bool> Cut();
+  // A copy of a head's rows: those of forgotten tokens [from, rows of `behind` that are not
+  // forgotten) as `read` has them, then those of `behind`. from: a multiple of OwnChunk::kRows.
+  Result<OwnRows> Restored(size_t head, uint32_t from, uint32_t forgotten, const OwnRows& behind,
+                           const ReadForgotten& read) const;
+  // Truncates as Truncate does, into the forgotten tokens: all heads have n from then on, and
+  // `rows` [heads] has those behind `forgotten`.
+  Status Truncate(uint32_t n, uint32_t forgotten, std::vector<OwnRows> rows);
   // Forgets all for ever: a growth that ends later adds nothing.
   void Close();
 
@@ -170,7 +203,14 @@ class OwnTokens {
     uint32_t n = 0;
     bool grows = false;
   };
-  Status Begin(size_t first, uint32_t layer, HeadRange heads, uint32_t n, Growth& growth);
+  // What a truncation to n changes beside the rows; mutex_ is held.
+  void NoteTruncation(uint32_t n);
+  Error Grows(size_t head) const;
+  Status CopyForgotten(size_t head, TokenRange tokens, const ReadForgotten& read,
+                       Growth::Head& to) const;
+  Status CopyRow(const RowShape& row, const OwnRows& from, TokenRange tokens,
+                 Growth::Head& to) const;
+  Status Begin(size_t first, HeadRange heads, uint32_t n, Growth& growth);
   Status Write(const RowShape& row, uint32_t stride, uint32_t n, const std::byte* k,
                const std::byte* v, Growth::Head& head) const;
   Result<OwnChunkRef> NewChunk(const RowShape& row, uint32_t begin, OwnChunkRef before) const;
@@ -187,6 +227,9 @@ class OwnTokens {
   bool rows_unknown_ = false;      // a step that did not append was approximate
   Stored stored_;
   uint64_t truncations_ = 0;
+  uint32_t forgotten_ = 0;            // tokens
+  uint32_t least_truncated_ = kNone;  // since WatchTruncations
+  std::vector<uint32_t> cut_;         // [heads] tokens whose rows are gone
 };
 
 }  // namespace prefixd

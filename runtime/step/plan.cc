@@ -289,18 +289,17 @@ TokenRange SessionPlan::Candidates(size_t head) const {
                     prefix->partition());
 }
 
-Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
-                                                    Prefetcher& prefetcher,
-                                                    std::shared_ptr<PreparedPrefix> prefix,
-                                                    const StepPolicy& policy,
-                                                    std::vector<storage::ReadStats>* reads) {
+Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Prefetcher& prefetcher,
+                                              std::shared_ptr<PreparedPrefix> prefix,
+                                              const StepPolicy& policy,
+                                              std::vector<storage::ReadStats>* reads) {
   PREFIXD_TRY(CheckPolicy(options, policy));
   auto plan = std::make_shared<SessionPlan>();
   plan->policy = policy;
   plan->prefix = prefix;
   if (policy.mode == StepMode::kFull) plan->estimator = "exact";
   if (policy.mode == StepMode::kAnchors) plan->estimator = "anchors only";
-  if (policy.mode != StepMode::kRetrieve) return std::shared_ptr<const SessionPlan>(plan);
+  if (policy.mode != StepMode::kRetrieve) return plan;
 
   const KvGeometry& geometry = prefix->model()->spec.geometry;
   PREFIXD_TRY(CheckFixed(policy, prefix->model()->heads));
@@ -346,7 +345,7 @@ Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& option
     plan->ahead = std::make_unique<SessionPrefetch>(prefetcher, *prefix, policy, prefetched_bytes);
   }
   plan->estimator = Describe(*prefix, *plan, planner.tuned());
-  return std::shared_ptr<const SessionPlan>(plan);
+  return plan;
 }
 
 }  // namespace prefixd

@@ -26,8 +26,8 @@ struct HeadPlan {
   EstimatorVariant reads() const { return watched ? EstimatorKind::kMoment : estimator; }
 };
 
-// The plan of one session. Immutable, except for what steps leave to later ones in `shared` and
-// `ahead`; steps in flight keep the plan that they began with.
+// The plan of one session. Immutable once the session has it, except for what steps leave to later
+// ones in `shared` and `ahead`; steps in flight keep the plan that they began with.
 struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   StepPolicy policy;
   std::shared_ptr<PreparedPrefix> prefix;
@@ -38,6 +38,9 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   // Returns the part of the mid region that a step of this head may retrieve from.
   TokenRange Candidates(size_t head) const;
   std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
+  // How many own tokens of the session the prefix ends with, and what keeps them stored.
+  uint32_t moved = 0;
+  std::shared_ptr<const void> moved_name;
 };
 
 // Makes a plan and loads the summaries that the policy needs; physical reads are added to `reads`
@@ -45,10 +48,9 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
 // (kAuto takes the best estimator that the budget can pay for); kFailedPrecondition when the policy
 // names an estimator or index that is not there (yet). kResourceExhausted when what it needs does
 // not fit into memory.
-Result<std::shared_ptr<const SessionPlan>> MakePlan(const RuntimeOptions& options,
-                                                    Prefetcher& prefetcher,
-                                                    std::shared_ptr<PreparedPrefix> prefix,
-                                                    const StepPolicy& policy,
-                                                    std::vector<storage::ReadStats>* reads);
+Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Prefetcher& prefetcher,
+                                              std::shared_ptr<PreparedPrefix> prefix,
+                                              const StepPolicy& policy,
+                                              std::vector<storage::ReadStats>* reads);
 
 }  // namespace prefixd

@@ -262,9 +262,9 @@ Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, co
     }
     return {};
   };
-  // What all queries see is read once for all of them.
+  // What all queries see is read once for all of them. The prefix has the first ones already.
   const uint32_t all_see = own.size() - after - n + 1;
-  PREFIXD_TRY(merge(0, n, 0, all_see));
+  PREFIXD_TRY(merge(0, n, plan.moved, all_see));
   for (uint32_t i = 1; i < n; ++i) PREFIXD_TRY(merge(i, 1, all_see, all_see + i));
   return {};
 }
@@ -397,7 +397,7 @@ class ExactVisit {
 // tokens. One that its call ended early counts for no step, and its session is charged with what it
 // read all the same.
 void End(const StepParts& parts, GroupTask& task, Status status) {
-  if (status.ok() && task.own.size() > 0) {
+  if (status.ok() && task.own.size() > task.plan->moved) {
     const uint32_t n = task.n_queries == 0 ? 1 : task.n_queries / GroupOf(task);
     status = MergeOwn(parts, *task.plan, task.head, task.own, n, task.own_after, task.q, task.y,
                       task.lse, task.ledger);

@@ -53,7 +53,7 @@ struct GroupTask {
   SharedSet shared;          // an earlier step's set, used by this step; null: none
   bool shares_last = false;  // no later step may use it
   CallLimits limits;         // of its caller, who waits for it
-  OwnRows own;               // attended exactly and merged in; empty: the prefix alone
+  OwnRows own;               // those behind plan->moved are attended exactly and merged in
   uint32_t own_after = 0;    // of an exact pass, as MergeOwn takes it
   uint32_t n_queries = 0;    // of an exact pass, in place of G; 0: a step
   PassState exact;           // of an exact pass, or of a step in mode full
@@ -84,9 +84,9 @@ bool Retrieves(const GroupTask& task);
 // Thread-safety: any number of concurrent calls.
 void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks, StepTurn& turn);
 
-// Attends exactly over own rows, too, and merges into y and lse, which hold the state of the
-// prefix: queries of n tokens of one KV head, [n][G][key_dim], of which the i-th sees the first
-// own.size() - after - n + 1 + i rows.
+// Attends exactly over the own rows behind plan.moved, too, and merges into y and lse, which hold
+// the state of the prefix: queries of n tokens of one KV head, [n][G][key_dim], of which the i-th
+// sees the first own.size() - after - n + 1 + i rows: one behind plan.moved, at least.
 Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, const OwnRows& own,
                 uint32_t n, uint32_t after, std::span<const float> q, std::span<float> y,
                 std::span<float> lse, Ledger& ledger);

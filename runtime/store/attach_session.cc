@@ -57,7 +57,7 @@ Result<std::optional<Attachable>> Find(const Core& core, const AttachSpec& spec)
                            " tokens; it cannot be cut at " + std::to_string(spec.n_tokens));
   }
   if (spec.n_tokens > 0) n_tokens = spec.n_tokens;
-  if (n_tokens > info.exact_tokens && !accept.Takes(info.lineage)) {
+  if (n_tokens > info.exact_tokens && !accept.Takes(info.lineage, info.live)) {
     return Error{Code::kFailedPrecondition,
                  "the tokens of prefix " + info.id.ToString() + " from " +
                      std::to_string(info.exact_tokens) +
@@ -91,6 +91,7 @@ Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core
   const auto begun = std::chrono::steady_clock::now();
   const CallScope scope(CallLimits::Of(spec.call_timeout_ms, nullptr));
   PREFIXD_TRY(CheckEngineSpeed(spec.engine));
+  PREFIXD_TRY(CheckOwnMemory(spec.own_memory_tokens));
   // A compaction may replace a segment at any time before the prefix is open, which then has
   // another chain.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -104,8 +105,13 @@ Result<std::shared_ptr<Session>> AttachSession(const std::shared_ptr<Core>& core
     const ReuseEstimate estimate =
         EstimateReuse(*core, spec.engine,
                       {model->spec, found->info.tenant, found->info.id, found->n_tokens, true});
-    auto session = SessionImpl::Attach({core, &core->services}, *std::move(prepared), spec.policy,
-                                       spec.call_timeout_ms, begun, estimate);
+    auto session =
+        SessionImpl::Attach({core, &core->services}, {.prefix = *std::move(prepared),
+                                                      .policy = spec.policy,
+                                                      .call_timeout_ms = spec.call_timeout_ms,
+                                                      .own_memory_tokens = spec.own_memory_tokens,
+                                                      .begun = begun,
+                                                      .estimate = estimate});
     // Engines that restore attach with mode full; the others load what steps need, too.
     if (session.ok() && spec.policy.mode == StepMode::kFull) {
       core->rates.NoteOpen((*session)->info().attach_seconds);

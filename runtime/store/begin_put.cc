@@ -23,20 +23,22 @@ Status CheckTtl(uint64_t ttl_seconds) {
 }
 
 Result<std::unique_ptr<PutStream>> BeginStorePut(const std::shared_ptr<Core>& core,
-                                                 const PutSpec& spec) {
+                                                 const PutSpec& spec, bool live) {
   PREFIXD_ASSIGN(const auto model, core->models.Find(spec.model));
   PREFIXD_TRY(CheckTtl(spec.ttl_seconds));
   PREFIXD_ASSIGN(const auto usual, RowEncodingFromName(core->options.encoding));
-  PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
+  PREFIXD_ASSIGN(auto accept, AcceptanceOf(spec));
+  accept.live = live;
   const KvGeometry& all = model->spec.geometry;
   PREFIXD_ASSIGN(const HeadRange heads, ResolvePutHeads(all, spec.heads));
   const auto n_tokens = static_cast<uint32_t>(spec.tokens.size());
   const auto begin = [&](std::chrono::milliseconds wait) -> Result<std::shared_ptr<JointPut>> {
-    PREFIXD_ASSIGN(auto writer,
-                   core->storage->BeginPut(
-                       spec.model, spec.tenant, spec.tokens, spec.label,
-                       {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
-                        static_cast<uint64_t>(wait.count()), spec.alone, spec.derived, accept}));
+    PREFIXD_ASSIGN(
+        auto writer,
+        core->storage->BeginPut(
+            spec.model, spec.tenant, spec.tokens, spec.label,
+            {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
+             static_cast<uint64_t>(wait.count()), spec.alone, spec.derived, accept, live}));
     const auto committed = [queue = core->ingest.get()](const storage::SegmentId& id) {
       queue->Enqueue(id);
     };

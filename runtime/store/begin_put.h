@@ -16,8 +16,9 @@ namespace prefixd {
 // kInvalidArgument: longer than a prefix may live.
 Status CheckTtl(uint64_t ttl_seconds);
 
-// Implements Store::BeginPut; the put keeps the core alive.
+// Implements Store::BeginPut; the put keeps the core alive. live: it stores own tokens that a
+// session moves (storage::PutOptions::live).
 Result<std::unique_ptr<PutStream>> BeginStorePut(const std::shared_ptr<Core>& core,
-                                                 const PutSpec& spec);
+                                                 const PutSpec& spec, bool live = false);
 
 }  // namespace prefixd

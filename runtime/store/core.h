@@ -17,6 +17,7 @@
 #include "runtime/prefix/prepared_cache.h"
 #include "runtime/prefix/selector_memory.h"
 #include "runtime/rates/measured_rates.h"
+#include "runtime/session/own_mover.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/store/host_pinning.h"
@@ -80,6 +81,7 @@ struct Core {
   std::unique_ptr<SegmentQueue> ingest, rewrites;
   std::unique_ptr<Maintenance> maintenance;
   std::unique_ptr<Scrubber> scrubber;
+  std::unique_ptr<OwnMover> mover;
 };
 
 }  // namespace prefixd

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -64,6 +65,7 @@ class LocalStoreImpl final : public LocalStore {
     core_->maintenance->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();
+    core_->mover->Stop();
     (void)SaveRates(core_->options.dir, core_->rates);  // the next process measures them itself
   }
 
@@ -303,7 +305,27 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   core->services.store = {
       // sessions keep the core
       [c = std::weak_ptr(core)](const PutSpec& spec) { return BeginStorePut(c.lock(), spec); },
-      [c = std::weak_ptr(core)](const AttachSpec& spec) { return AttachSession(c.lock(), spec); }};
+      [c = std::weak_ptr(core)](const AttachSpec& spec) { return AttachSession(c.lock(), spec); },
+      [c = std::weak_ptr(core)](const PutSpec& spec) {
+        return BeginStorePut(c.lock(), spec, /*live=*/true);
+      },
+      [c = core.get()](const SegmentId& id, const ProgressFn& told) {
+        c->ingest->EnqueueUnknown(id);
+        return c->ingest->Wait({&id, 1}, told);
+      },
+      [c = core.get()](const std::shared_ptr<const prefixd::Model>& model, const SegmentId& id,
+                       uint32_t n_tokens) { return c->prepared.Get(model, id, n_tokens); }};
+  core->services.live_ids = std::random_device()();
+  core->mover = std::make_unique<OwnMover>([c = core.get()](const SegmentId& id) {
+    const Status removed = c->storage->Remove(id);
+    // A later move may continue it, and is as prepared as it was.
+    if (!removed.ok() || c->storage->GetPrefix(id).ok()) return removed;
+    c->ingest->Forget(id);
+    c->rewrites->Forget(id);
+    c->prepared.Forget(id);
+    return removed;
+  });
+  core->services.mover = core->mover.get();
   PREFIXD_TRY(core->models.LoadAll());
   LoadRates(core->options.dir, core->rates);
   core->ingest = std::make_unique<SegmentQueue>(

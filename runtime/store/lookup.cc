@@ -13,7 +13,9 @@ Result<storage::PrefixInfo> FindPrefix(const Core& core, std::string_view prefix
   const auto id = storage::SegmentId::Parse(prefix);
   if (!id.ok()) return NoSuchPrefix(prefix);
   auto info = core.storage->GetPrefix(*id);
-  if (!info.ok() && info.error().code == Code::kNotFound) return NoSuchPrefix(prefix);
+  const bool gone = !info.ok() && info.error().code == Code::kNotFound;
+  // What a session moved is that session's alone.
+  if (gone || (info.ok() && info->live)) return NoSuchPrefix(prefix);
   return info;
 }
 

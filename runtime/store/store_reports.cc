@@ -69,6 +69,10 @@ RuntimeStats StatsOf(const Core& core) {
   stats.sessions_total = core.services.attached;
   stats.steps = core.services.stepped;
   stats.steps_joined = core.steps.queue().joined();
+  const OwnMover::Counters& moved = core.mover->counters();
+  stats.own_moves = moved.moves;
+  stats.own_moved_tokens = moved.tokens;
+  stats.own_moves_failed = moved.failed;
   stats.steps_stopped = core.steps.queue().stopped();
   const auto advised = [&](ReuseAdvice advice) {
     return core.advised[static_cast<size_t>(advice)].load(std::memory_order_relaxed);

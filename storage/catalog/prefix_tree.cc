@@ -228,7 +228,7 @@ bool PrefixTree::Usable(const SegmentId& id, int64_t now, const Acceptance& acce
   const std::vector<const Node*> chain = ChainOf(id);
   return Complete(chain) && AliveNode(*chain.back(), now) &&
          std::all_of(chain.begin(), chain.end(), [&](const Node* node) {
-           return node->quarantine.empty() && accept.Takes(node->record.lineage);
+           return node->quarantine.empty() && accept.Takes(node->record.lineage, node->record.live);
          });
 }
 
@@ -333,6 +333,7 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   info.encoding_error = node.record.encoding_error;
   info.pinned = node.record.pinned;
   info.expires_unix_ms = node.record.expires_unix_ms;
+  info.live = node.record.live;
   if (alias != aliases_.end()) {
     info.listed = true;
     info.label = alias->second.label;

@@ -106,6 +106,7 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
   record.tenant = out.manifest.tenant;
   record.label = out.manifest.label;
   record.listed = out.manifest.listed;
+  record.live = out.manifest.live;
   PREFIXD_ASSIGN(out.file, SegmentFile::Open(engine, path, record, direct));
   return out;
 }

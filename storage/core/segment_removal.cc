@@ -12,7 +12,10 @@ Status SegmentRemoval::Erase(const SegmentId& id, const RemovalCause& cause) {
   CatalogChange change;
   change.remove.push_back(id);
   PREFIXD_ASSIGN(const SegmentRecord known, parts_.tree.Record(id));
-  change.gone.push_back({cause.reason, known.tenant, id, known.tokens, NowUnixMs(), cause.why, {}});
+  if (!known.live) {  // which nobody asks for
+    change.gone.push_back(
+        {cause.reason, known.tenant, id, known.tokens, NowUnixMs(), cause.why, {}});
+  }
   for (const AliasRecord& alias : parts_.tree.AliasesInto(id))
     change.remove_aliases.push_back(alias.id);
   CrashPoint("remove.before_commit");

@@ -13,6 +13,8 @@ class Chooser {
 
   RecoverChoice Run() {
     DropOtherModels();
+    // Own tokens that a session moved: the session is gone.
+    TakeOut("", [](const FoundSegment& f) { return f.record.live; });
     DropTwins();
     DropReplaced();
     CollectAliases();

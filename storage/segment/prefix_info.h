@@ -41,9 +41,10 @@ Result<Lineage> ParseLineage(std::string_view name_or_none);  // "": all zero
 struct Acceptance {
   bool approximate = false;  // all of them
   Lineage lineage{};         // those of this lineage
+  bool live = false;         // those of live segments too: for the session that moved them alone
 
-  bool Takes(const Lineage& rows) const {
-    return approximate || rows == Lineage{} || rows == lineage;
+  bool Takes(const Lineage& rows, bool of_live) const {
+    return (live || !of_live) && (approximate || rows == Lineage{} || rows == lineage);
   }
 };
 
@@ -68,6 +69,7 @@ struct PrefixInfo {
   // The encoding of the last segment's rows, and its error. Other segments of the chain may differ.
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;
+  bool live = false;  // own tokens that a session moved; they go with it
   // The lifetime of this name: several names may stand for one segment, which stays as long as any
   // of them.
   bool pinned = false;          // never evicted

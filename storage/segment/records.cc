@@ -224,6 +224,7 @@ std::string EncodeSegment(const SegmentRecord& r) {
                       r.encoding_error.value_max, r.encoding_error.value_rms};
   }
   if (r.lineage != Lineage{}) value["lineage"] = Binary(r.lineage);
+  if (r.live) value["live"] = true;
   return Pack(std::move(value));
 }
 
@@ -263,6 +264,7 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
     if (const auto lineage = v.find("lineage"); lineage != v.end()) {
       ids = ids && GetBinary(*lineage, r.lineage) && r.lineage != Lineage{};
     }
+    r.live = v.value("live", false);
     const bool lead_fits =
         r.lead.empty() || (r.is_root() && r.lead.size() <= r.tokens.size() &&
                            r.lead.size() <= kMaxLeadTokens && r.lead.front() == r.first_token);
@@ -318,14 +320,12 @@ std::string EncodeManifest(const SegmentManifest& m) {
   json aliases = json::array(), replaces = json::array();
   for (const AliasRecord& alias : m.aliases) aliases.push_back(AliasToJson(alias));
   for (const SegmentId& id : m.replaces) replaces.push_back(Binary(id.bytes));
-  return Pack({{"model", ModelToJson(m.model)},
-               {"tenant", m.tenant},
-               {"label", m.label},
-               {"block_tokens", m.block_tokens},
-               {"listed", m.listed},
-               {"aliases", std::move(aliases)},
-               {"replaces", std::move(replaces)}},
-              VersionFor(m.model));
+  json value = {
+      {"model", ModelToJson(m.model)},  {"tenant", m.tenant}, {"label", m.label},
+      {"block_tokens", m.block_tokens}, {"listed", m.listed}, {"aliases", std::move(aliases)},
+      {"replaces", std::move(replaces)}};
+  if (m.live) value["live"] = true;
+  return Pack(std::move(value), VersionFor(m.model));
 }
 
 Result<SegmentManifest> DecodeManifest(std::string_view bytes) {
@@ -341,6 +341,7 @@ Result<SegmentManifest> DecodeManifest(std::string_view bytes) {
             PREFIXD_ASSIGN(m.aliases.emplace_back(), AliasFromJson(alias));
           }
           m.listed = v.value("listed", true);
+          m.live = v.value("live", false);
           for (const json& id : v.value("replaces", json::array())) {
             if (!GetBinary(id, m.replaces.emplace_back().bytes)) {
               return Error{Code::kCorrupt, "a stored manifest has an id of the wrong length"};

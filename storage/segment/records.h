@@ -40,6 +40,9 @@ struct SegmentRecord {
   RowEncoding encoding = RowEncoding::kAsGiven;  // encoding of its rows
   EncodingError encoding_error;
   Lineage lineage{};  // all zero: exact rows
+  // Own tokens that a session moved out of memory. They serve that session alone, and what a
+  // process leaves of them is removed when the store is opened again.
+  bool live = false;
 
   bool is_root() const { return parent == SegmentId{}; }
   bool operator==(const SegmentRecord&) const = default;
@@ -84,7 +87,8 @@ struct SegmentManifest {
   bool listed = true;                // when the file was written
   std::vector<AliasRecord> aliases;  // names of prefixes that end inside the segment
   std::vector<SegmentId>
-      replaces;  // after a compaction: the segments whose tokens this one took over
+      replaces;       // after a compaction: the segments whose tokens this one took over
+  bool live = false;  // as in SegmentRecord
 };
 std::string EncodeManifest(const SegmentManifest& manifest);
 Result<SegmentManifest> DecodeManifest(std::string_view bytes);

@@ -45,7 +45,7 @@ Status FindUnusable(StoreCore& core, std::span<const BlockHash> hashes, uint32_t
   }
   for (const SegmentId& id : holders) {
     const auto info = core.tree.Info(id);
-    if (!info.ok()) continue;
+    if (!info.ok() || info->live) continue;
     const auto n_tokens = static_cast<uint32_t>(low * block);
     if (info->quarantined) {
       out->unusable.push_back({id, n_tokens, info->quarantine, 0});

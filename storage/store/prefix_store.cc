@@ -158,7 +158,7 @@ class Store final : public PrefixStore {
       for (const PrefixTree::Place& next : ids) {
         auto info = core_->segments->Info(next.id);
         // A concurrent call may have removed it.
-        if (info.ok() && info->listed) out.push_back(std::move(*info));
+        if (info.ok() && info->listed && !info->live) out.push_back(std::move(*info));
       }
       if (ids.size() < want) break;
       place = ids.back();

@@ -54,6 +54,9 @@ struct PutOptions {
   // Which stored rows the put continues instead of storing them again. A derived put without a
   // lineage draws one, unless it continues derived rows: then it has theirs.
   Acceptance accept;
+  // The rows are own tokens that a session moves (SegmentRecord::live). Their ids are unique in the
+  // store, so that nothing else has them.
+  bool live = false;
 };
 
 // How many bytes of rows lie in the host tier, and how many are read from the disk.

@@ -86,7 +86,8 @@ Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record)
                          core.catalog->meta().block_tokens,
                          record.listed,
                          core.tree.AliasesInto(record.id),
-                         {}};
+                         {},
+                         record.live};
 }
 
 Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& record) {
@@ -184,6 +185,9 @@ Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_t
   }
   if (pair.first.encoding != pair.last.encoding) {
     return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
+  }
+  if (pair.first.live || pair.last.live) {
+    return Error{Code::kFailedPrecondition, "they are own tokens of a session"};
   }
   if (pair.first.lineage != pair.last.lineage) {
     return Error{Code::kFailedPrecondition, "one segment's rows are exact, the other's derived"};

@@ -35,6 +35,7 @@ class Adopter {
   Result<Fate> Adopt(const Candidate& candidate) {
     PREFIXD_ASSIGN(const InspectedSegment found,
                    InspectSegment(*core_.engine, candidate.path, core_.direct));
+    if (found.manifest.live) return Fate::kNotNeeded;  // its session is gone
     PREFIXD_TRY(VerifyAllPages(Unheard(), *found.file, [](uint64_t) { return true; }));
     SegmentRecord record = found.file->record();
     if (const auto known = core_.tree.Record(record.id); known.ok()) {

@@ -37,7 +37,7 @@ class Matcher {
     const auto& chain = pin->chain();
     uint32_t matched = 0, exact = UINT32_MAX;
     for (size_t i = 0; i < chain.size(); ++i) {
-      if (!accept_.Takes(chain[i].lineage)) return {};
+      if (!accept_.Takes(chain[i].lineage, chain[i].live)) return {};
       if (chain[i].lineage != Lineage{}) exact = std::min(exact, chain[i].tokens.begin);
       auto file = core_.segments->Open(chain[i].id, Need::kIds);
       if (!file.ok()) return Skip(file.error());

@@ -59,7 +59,8 @@ class PutWriter final : public SegmentWriter {
                                     core_->catalog->meta().block_tokens,
                                     true,
                                     {},
-                                    {}});
+                                    {},
+                                    plan_.options.live});
     SegmentHeader& header = file.header;
     header.store = core_->identity.store;
     RandomBytes(id_.bytes);
@@ -244,6 +245,7 @@ class PutWriter final : public SegmentWriter {
     record.encoding = plan_.options.encoding;
     record.encoding_error = error();
     record.lineage = plan_.lineage;
+    record.live = plan_.options.live;
     record.pinned = plan_.options.pinned;
     record.expires_unix_ms = Expires();
     CatalogChange change;

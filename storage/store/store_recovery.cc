@@ -25,6 +25,7 @@ class Recovery {
     PREFIXD_TRY(SweepSegmentFiles());
     CrashPoint("recover.swept");
     PREFIXD_TRY(CheckSegments());
+    RemoveLive();
     core_.removal->FreeUnneeded({GoneReason::kRemoved, ""});
     return {};
   }
@@ -93,6 +94,23 @@ class Recovery {
     CrashPoint("recover.before_directory_sync");
     LogInfo("recovery freed " + std::to_string(removed) + " unfinished or orphaned files");
     return SyncDirectory(dir);
+  }
+
+  // Own tokens that sessions of an earlier process moved are nobody's any more.
+  void RemoveLive() {
+    uint64_t removed = 0;
+    for (const SegmentRecord& record : core_.tree.Records()) {
+      if (!record.live) continue;
+      ++removed;
+      if (!record.listed) continue;  // goes with the one that continues it
+      if (const Status gone = core_.names->Remove(record.id); !gone.ok()) {
+        LogWarning("own tokens of a session that is gone: " + gone.error().message);
+      }
+    }
+    if (removed == 0) return;
+    core_.counters.recovered_orphans += removed;
+    LogInfo("recovery removed " + std::to_string(removed) +
+            " segments of own tokens whose sessions are gone");
   }
 
   // A file is opened for every segment, which is most of the time that a start takes: many at once.

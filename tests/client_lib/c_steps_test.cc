@@ -1,7 +1,9 @@
 // Tests steps through the C interface.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "prefixd/prefixd.h"
@@ -146,6 +148,54 @@ TEST_P(CApi, StepsOfABatchAppend) {
 }
 
 // The rows of the prompt's first tokens, which lie in both layers, follow it once more.
+// The prompt's rows are appended five times over: once they have moved, steps answer as before.
+TEST_P(CApi, SessionsMoveOwnTokens) {
+  Put();
+  pfx_attach_options attach = PFX_ATTACH_OPTIONS_INIT;
+  attach.model = "m", attach.tokens = tokens_.data(), attach.n_tokens = kTokens;
+  attach.policy_json = R"({"mode": "full"})";
+  attach.own_memory_tokens = 100;
+  EXPECT_EQ(pfx_attach(client_, &attach, &session_), PFX_INVALID_ARGUMENT);
+  pfx_session* whole = Attach(R"({"mode": "full"})");
+  attach.own_memory_tokens = 256;
+  ASSERT_EQ(pfx_attach(client_, &attach, &session_), PFX_OK) << pfx_last_error();
+  const size_t row = kKvHeads * kDim, bytes = row * sizeof(float);
+  const auto moved = [&] {
+    char* json = nullptr;
+    EXPECT_EQ(pfx_session_report(session_, &json), PFX_OK) << pfx_last_error();
+    const bool any = std::string(json).find("\"own_moved\":0") == std::string::npos;
+    pfx_free(json);
+    return any;
+  };
+  for (int i = 0; i < 5; ++i) {
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      for (pfx_session* s : {session_, whole}) {
+        ASSERT_EQ(pfx_session_append(s, layer, 0, 0, kTokens, Row(k_, layer, 0), kTokens * bytes,
+                                     Row(v_, layer, 0), kTokens * bytes),
+                  PFX_OK)
+            << pfx_last_error();
+      }
+    }
+  }
+  for (int i = 0; i < 10000 && !moved(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(moved());
+  float y[2][kQ], lse[2][kQHeads];
+  for (int s = 0; s < 2; ++s) {
+    ASSERT_EQ(pfx_step_append(s == 0 ? session_ : whole, 1, 0, 0, q_.data(), kQ, Row(k_, 1, 3),
+                              bytes, Row(v_, 1, 3), bytes, y[s], kQ, lse[s], kQHeads),
+              PFX_OK)
+        << pfx_last_error();
+  }
+  for (size_t i = 0; i < kQ; ++i) EXPECT_NEAR(y[0][i], y[1][i], 1e-5);
+  for (size_t i = 0; i < kQHeads; ++i) EXPECT_NEAR(lse[0][i], lse[1][i], 1e-5);
+  EXPECT_EQ(pfx_step(session_, 0, q_.data(), kQ, y[0], kQ, lse[0], kQHeads),
+            PFX_FAILED_PRECONDITION);
+  ASSERT_EQ(pfx_session_truncate(session_, 1), PFX_OK) << pfx_last_error();
+  pfx_session_free(whole);
+}
+
 TEST_P(CApi, SessionsPersistOwnTokens) {
   Put();
   session_ = Attach(R"({"mode": "full"})");

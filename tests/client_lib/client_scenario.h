@@ -105,8 +105,10 @@ class ClientScenario : public ::testing::TestWithParam<Kind> {
   // The default is a fixed K, because 2% of 400 tokens would not pay for the anchors.
   std::shared_ptr<Session> Attach(Store& client,
                                   StepPolicy policy = {.estimator = EstimatorKind::kMoment,
-                                                       .k = 24}) {
+                                                       .k = 24},
+                                  uint32_t own_memory_tokens = 0) {
     AttachSpec spec;
+    spec.own_memory_tokens = own_memory_tokens;
     spec.model = prompt_.model.name;
     spec.tokens = prompt_.tokens;
     spec.policy = policy;

@@ -1,6 +1,10 @@
 // Tests own tokens of sessions on every kind of client, against an embedded session that appends
 // the same; tests/runtime/step/own_tokens_test.cc holds that one against float64.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <csignal>
+#include <thread>
 
 #include "tests/client_lib/own_tokens.h"
 
@@ -62,6 +66,113 @@ TEST_P(OwnTokens, LargeBlocksAreSplit) {
   AppendBoth(*mine, *theirs, 1, 700, Seed("OwnLarge") + 2);
   ExactBoth(*mine, *theirs, 1, 1600, Seed("OwnLarge") + 4);
   EXPECT_EQ(mine->report().own_tokens, 10700u);
+}
+
+// An answer of 20,000 tokens, of which some 2,000 are in memory at a time.
+TEST_P(OwnTokens, LongAnswersTakeBoundedMemory) {
+  constexpr uint32_t kMemory = 2000, kBlock = 499, kRounds = 40;
+  const StepPolicy full = {.mode = StepMode::kFull};
+  Put(*client_);
+  const auto mine = Attach(*client_, full, kMemory), theirs = Attach(*reference_, full);
+  ASSERT_TRUE(mine && theirs);
+  EXPECT_EQ(mine->info().own_memory_tokens, kMemory);
+  const uint64_t seed = Seed("OwnLong");
+  const auto in_memory = [&] {
+    const SessionReport report = mine->report();
+    return report.own_tokens - report.own_moved;
+  };
+  const auto settled = [&] {
+    for (int i = 0; i < 30000 && in_memory() > kMemory; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return in_memory() <= kMemory;
+  };
+  const auto own_bytes = [&] {
+    const auto stats = client_->Stats();
+    uint64_t bytes = 0;
+    for (const MemoryOfKind& m : stats->memory_kinds) bytes += m.kind == "own_tokens" ? m.bytes : 0;
+    return bytes;
+  };
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < kRounds && !HasFailure(); ++r) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      AppendBoth(*mine, *theirs, layer, kBlock, seed + 10 * r + layer);
+      StepBoth(*mine, *theirs, layer, seed + 10 * r + 2 + layer);
+    }
+    ASSERT_TRUE(settled());
+    most = std::max(most, own_bytes());
+  }
+  EXPECT_EQ(mine->report().own_tokens, kRounds * (kBlock + 1));
+  EXPECT_EQ(mine->info().n_tokens, kTokens);
+  // Rows of bf16, of two heads in each of two layers; the shares of unfilled chunks, and of rows
+  // whose move has just ended.
+  EXPECT_LT(most, (kMemory + kBlock + 200) * 4 * 2 * kDim * sizeof(uint16_t));
+  EXPECT_GT(client_->Stats()->own_moves, 10u);
+  ExactBoth(*mine, *theirs, 0, 300, seed + 5000);
+  ASSERT_TRUE(mine->Truncate(7000).ok());
+  ASSERT_TRUE(theirs->Truncate(7000).ok());
+  StepBoth(*mine, *theirs, 0, seed + 5100);
+  StepBoth(*mine, *theirs, 1, seed + 5200);
+  // Under a budget moved tokens are retrieved or estimated as the prefix is.
+  ASSERT_TRUE(mine->SetPolicy({.estimator = EstimatorKind::kMoment, .budget = 0.05}).ok());
+  double error = 0, scale = 0;
+  for (uint32_t t = 0; t < 40; ++t) {
+    auto q = Queries(1, seed + 6000 + t);
+    for (float& x : q) x *= 0.3f;
+    const auto k = Rows(1, 2, seed + 6100 + t), v = Rows(1, 2, seed + 6200 + t);
+    Answer a = Room(1), b = Room(1);
+    StepInfo info;
+    ASSERT_TRUE(mine->StepAppend(t % 2, q, k, v, a.y, a.lse, &info).ok());
+    ASSERT_TRUE(theirs->StepAppend(t % 2, q, k, v, b.y, b.lse, nullptr).ok());
+    EXPECT_LT(info.k, 600u);
+    for (size_t i = 0; i < a.y.size(); ++i) {
+      error += std::pow(a.y[i] - b.y[i], 2);
+      scale += std::pow(b.y[i], 2);
+    }
+  }
+  EXPECT_LT(std::sqrt(error / scale), 0.5);
+  const auto fork = mine->Fork();
+  ASSERT_TRUE(fork.ok());
+  ASSERT_TRUE(mine->Detach().ok());
+  EXPECT_EQ((*fork)->report().own_tokens, 7021u);
+  EXPECT_GT((*fork)->report().own_moved, 0u);
+  ASSERT_TRUE((*fork)->Detach().ok());
+  for (int i = 0; i < 10000 && (client_->Stats()->prefixes > 1 || own_bytes() > 0); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(client_->Stats()->prefixes, 1u);
+  EXPECT_EQ(own_bytes(), 0u);
+}
+
+TEST_P(OwnTokens, BoundedSessionsRefuseWhatIsOfThePrefixAlone) {
+  Put(*client_);
+  const auto mine = Attach(*client_, {.k = 8}, 256), theirs = Attach(*reference_, {.k = 8}, 256);
+  ASSERT_TRUE(mine && theirs);
+  AppendBoth(*mine, *theirs, 0, 1, 77);
+  const Code kState = Code::kFailedPrecondition;
+  ExpectRefused(
+      {
+          {"step", kState,
+           [&](auto&, auto& s) {
+             Answer out = Room(1);
+             return s.Step(0, Queries(1, 3), out.y, out.lse, nullptr);
+           }},
+          {"select", kState,
+           [&](auto&, auto& s) {
+             const auto q = Queries(1, 3);
+             return StatusOf(s.Select(0, 0, std::span(q).first(2 * kDim), 4));
+           }},
+          {"summary", kState, [&](auto&, auto& s) { return StatusOf(s.MomentBytes(0, 0)); }},
+          {"bound", Code::kInvalidArgument,
+           [&](auto& store, auto&) {
+             AttachSpec spec;
+             spec.model = prompt_.model.name;
+             spec.tokens = prompt_.tokens;
+             spec.own_memory_tokens = 255;
+             return StatusOf(store.Attach(spec));
+           }},
+      },
+      *mine, *theirs);
 }
 
 TEST_P(OwnTokens, BatchesOfSessionsAppendToo) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,35 @@ def test_a_session_keeps_the_engines_tokens(store: prefixd.Store) -> None:
             session.append(0, own_k[:2], bad[:2])
         session.truncate(0)
         assert session.own_tokens == 0
+
+
+def test_own_tokens_beyond_a_bound_move_to_the_store(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    rng = np.random.default_rng(9)
+    rows = rng.standard_normal((2, 900, KV_HEADS, DIM), np.float32)
+    with pytest.raises(prefixd.InvalidArgument, match="own_memory_tokens"):
+        store.attach("m", prompt.tokens, own_memory_tokens=255)
+    with (
+        store.attach("m", prompt.tokens, policy=FULL) as whole,
+        store.attach("m", prompt.tokens, policy=FULL, own_memory_tokens=256) as session,
+    ):
+        assert session.info["own_memory_tokens"] == 256
+        for layer in range(LAYERS):
+            for s in (whole, session):
+                s.append(layer, rows[0], rows[1])
+        deadline = time.monotonic() + 30
+        while session.own_moved < 900 - 256 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert session.own_moved >= 900 - 256
+        assert session.own_tokens == 900
+        for layer in range(LAYERS):
+            want = whole.step_append(layer, prompt.q[0], rows[0, 5], rows[1, 5])
+            got = session.step_append(layer, prompt.q[0], rows[0, 5], rows[1, 5])
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-5)
+        with pytest.raises(prefixd.FailedPrecondition, match="own_memory_tokens"):
+            session.step(0, prompt.q[0])
 
 
 def test_a_session_persists_them_and_goes_on(store: prefixd.Store) -> None:

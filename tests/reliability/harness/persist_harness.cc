@@ -1,17 +1,22 @@
-// Kills a process with kill -9 while its sessions persist what they appended, at a named point of
-// the store's code or at a random moment. What was acknowledged must be there, byte for byte and
-// marked as it was; of what was not, all of it, the exact part of it, or nothing.
+// Kills a process with kill -9 while its sessions persist what they appended, or move it out of
+// memory, at a named point of the store's code or at a random moment. What was acknowledged must be
+// there, byte for byte and marked as it was; of what was not, all of it, the exact part of it, or
+// nothing; and of what sessions moved, nothing.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <limits>
 #include <memory>
 #include <new>
 #include <random>
+#include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/store/local_store.h"
@@ -36,6 +41,7 @@ struct Progress {
   std::atomic<uint32_t> begun{0};         // those of the last persist that began
   // The first token that was computed behind an approximate step.
   std::atomic<uint32_t> derived_from{kNever};
+  std::atomic<uint64_t> moves{0};  // of own tokens that left memory
 };
 
 class SharedProgress {
@@ -98,10 +104,13 @@ class Persister {
   // Goes on until it dies, or nothing is left to store. False: something was wrong.
   bool Run(uint64_t seed, uint64_t deadly_point) {
     std::mt19937_64 rng(seed);
-    auto session = Attach();
+    // Some sessions move own tokens to the store by themselves, and go on over them for longer.
+    const bool moves = rng() % 2 == 0;
+    auto session = Attach(moves ? kMinOwnMemoryTokens : 0);
     if (!session) return false;
     uint32_t at = session->info().n_tokens, base = at;  // behind the last appended token; the first
     if (at <= progress_->derived_from) progress_->derived_from = kNever;
+    uint64_t moved = 0;  // counted already
     const auto full = session->policy();
     for (uint64_t round = 0; at < kTokens; ++round) {
       const auto n = static_cast<uint32_t>(std::min<uint64_t>(1 + rng() % 90, kTokens - at));
@@ -113,16 +122,19 @@ class Persister {
       const uint32_t upto = at - static_cast<uint32_t>(rng() % 3 == 0 ? rng() % n : 0);
       if (upto == base) continue;
       progress_->begun = std::max(progress_->begun.load(), upto);
-      if (round == 1) points_left = deadly_point;
+      if (round == (moves ? 8 : 1)) points_left = deadly_point;
       const auto done = session->Persist(Ids(base, upto));
       if (!done.ok()) {
         return Wrong("persist: " + done.error().ToString());
       }
       progress_->acknowledged = std::max(progress_->acknowledged.load(), upto);
+      if (const auto stats = store_->Stats(); moves && stats.ok()) {
+        progress_->moves += stats->own_moves - std::exchange(moved, stats->own_moves);
+      }
       if (done->exact_tokens != std::min(upto, progress_->derived_from.load())) {
         Wrong("a persist marks other rows as exact than those before an approximate step");
       }
-      if (rng() % 3 == 0) {
+      if (rng() % (moves ? 20 : 3) == 0) {
         const auto window = static_cast<uint32_t>(rng() % 40);
         auto next = session->ForkPersisted(window);
         if (!next.ok()) {
@@ -131,7 +143,7 @@ class Persister {
         session = *std::move(next);
         base = session->info().n_tokens;
       }
-      if (rng() % 8 == 0 && progress_->derived_from == kNever) {
+      if (!moves && rng() % 8 == 0 && progress_->derived_from == kNever) {
         Must(session->SetPolicy({.mode = StepMode::kAnchors}));
         const LayerShape shape = all_.geometry.layer(0);
         std::vector<float> y(size_t{shape.n_q_heads} * shape.value_dim), lse(shape.n_q_heads);
@@ -157,6 +169,7 @@ class Persister {
             " tokens are exact; the first derived one is " + std::to_string(derived_from));
     }
     CheckRows();
+    CheckNothingElse();
     const auto verified = store_->Verify("", nullptr);
     if (!verified.ok()) Wrong("verify: " + verified.error().ToString());
     if (verified.ok() && !verified->damaged.empty()) Wrong("verify: " + verified->damaged[0]);
@@ -181,13 +194,34 @@ class Persister {
     if (!match.ok()) Wrong("match: " + match.error().ToString());
     return match.ok() ? match->n_tokens : 0;
   }
-  std::shared_ptr<Session> Attach() {
+  std::shared_ptr<Session> Attach(uint32_t own_memory_tokens = 0) {
     auto session = store_->Attach({.model = spec_.name,
                                    .tokens = all_.tokens,
                                    .policy = {.mode = StepMode::kFull},
-                                   .accept_approximate = true});
+                                   .accept_approximate = true,
+                                   .own_memory_tokens = own_memory_tokens});
     if (!session.ok()) Wrong("attach: " + session.error().ToString());
     return session.ok() ? *std::move(session) : nullptr;
+  }
+  // All segments are of prefixes that somebody put or persisted.
+  void CheckNothingElse() {
+    uint64_t segments = 0, named = 0;
+    for (int i = 0; i < 200; ++i) {  // compaction may be at work
+      std::set<std::string> ids;
+      const auto page = store_->ListPrefixes({});
+      for (const PrefixSummary& prefix :
+           page.ok() ? page->prefixes : std::vector<PrefixSummary>()) {
+        const auto detail = store_->Prefix(prefix.id);
+        if (detail.ok()) ids.insert(detail->chain.begin(), detail->chain.end());
+      }
+      const auto stats = store_->Stats();
+      segments = stats.ok() ? stats->prefixes : 0;
+      named = ids.size();
+      if (segments == named) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    Wrong(std::to_string(segments) + " segments are stored, and prefixes have " +
+          std::to_string(named) + ": own tokens of a session that was killed are left");
   }
   void CheckRows() {
     const auto session = Attach();
@@ -254,6 +288,7 @@ void PersistCycle(uint64_t seed, Journal& report) {
   }
   report.Count(progress->acknowledged - std::min(progress->acknowledged.load(), kPrompt),
                "own tokens stored");
+  report.Count(progress->moves, "moves of own tokens out of memory");
 }
 
 }  // namespace

@@ -1,0 +1,217 @@
+// Measures decode steps of a session that keeps a bounded number of own tokens in memory, while the
+// daemon moves the others to its store, beside one that keeps all in memory: one layer, a real
+// daemon. At each mark the own tokens of both are as many; then both step, in turns, and the
+// bounded one moves as it goes. Reported are the times of steps, and the memory that own tokens
+// take.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "attention/rows/rows.h"
+#include "bench/steps/daemon_child.h"
+#include "bench/steps/synthetic_put.h"
+#include "bench/support/bench_main.h"
+#include "bench/support/percentiles.h"
+#include "measure/prompts/synthetic_kv.h"
+#include "measure/timing/json_file.h"
+#include "prefixd/client.h"
+
+namespace prefixd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  uint32_t tokens = 4096, memory = 2000, k = 128, steps = 3000, pace_us = 1000;
+  double budget = 0;
+  std::vector<uint32_t> own = {1000, 4000, 16000, 64000};
+  std::string json_file;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& o) : o_(o) {
+    model_ = {"bench", {1, 32, 8, 64, 64, DType::kBf16, {}}, {{"weights", "synthetic"}}, {}};
+    model_.geometry.layers.assign(1, {.scale = 0.125f});
+  }
+
+  Status Run() {
+    PREFIXD_TRY(daemon_.Start(PREFIXD_BINARY, {"--host-tier-mib", "512"}));
+    PREFIXD_ASSIGN(store_, Connect(daemon_.address(), {}));
+    PREFIXD_TRY(PutSynthetic(*store_, model_, o_.tokens));
+    MakeRows();
+    PREFIXD_ASSIGN(bounded_, Attach(o_.memory));
+    PREFIXD_ASSIGN(whole_, Attach(0));
+    std::printf(
+        "prefix of %u tokens, k = %u or budget %.3g; %u own tokens in memory at most, or all; a "
+        "layer of 32 "
+        "query and 8 KV heads of 64, bf16; %u steps at each mark, one every %u us at most\n"
+        "%8s | %8s %8s %8s %6s | %5s %10s | %8s %8s | %10s\n",
+        o_.tokens, o_.k, o_.budget, o_.memory, o_.steps, o_.pace_us, "own", "p50 us", "p99", "max",
+        "p99/50", "moves", "MiB", "all: p50", "p99", "all: MiB");
+    for (const uint32_t own : o_.own) PREFIXD_TRY(Mark(own));
+    if (o_.json_file.empty()) return {};
+    return WriteJson(o_.json_file, {{"tokens", o_.tokens},
+                                    {"own_memory_tokens", o_.memory},
+                                    {"k", o_.k},
+                                    {"budget", o_.budget},
+                                    {"steps", o_.steps},
+                                    {"pace_us", o_.pace_us},
+                                    {"rows", rows_}});
+  }
+
+ private:
+  static constexpr uint32_t kRows = 4096;  // of different own tokens; then they come again
+
+  void MakeRows() {
+    const KvGeometry& g = model_.geometry;
+    token_ = size_t{g.n_kv_heads} * g.key_dim;
+    SyntheticKv synthetic(g.n_kv_heads, g.key_dim, 1);
+    std::vector<float> k(kRows * token_), v(k.size());
+    for (uint32_t t = 0; t < kRows; ++t) synthetic.Token(&k[t * token_], &v[t * token_]);
+    k_.resize(k.size() * 2), v_.resize(k_.size());
+    FromFloat(g.dtype, k, k_.data());
+    FromFloat(g.dtype, v, v_.data());
+    std::mt19937_64 rng(3);
+    std::normal_distribution<float> normal;
+    q_.resize(64 * size_t{g.n_q_heads} * g.key_dim);
+    for (float& x : q_) x = normal(rng);
+  }
+
+  Result<std::shared_ptr<Session>> Attach(uint32_t memory) {
+    AttachSpec spec{model_.name, "", SyntheticTokens(o_.tokens)};
+    spec.policy.k = o_.k;
+    if (o_.budget > 0) spec.policy = {.budget = o_.budget};
+    spec.policy.estimator = EstimatorKind::kMoment;
+    spec.own_memory_tokens = memory;
+    return store_->Attach(spec);
+  }
+
+  Status Append(Session& session, uint32_t at, uint32_t n) {
+    const std::span<const std::byte> k(k_), v(v_);
+    return session.Append(0, n, k.subspan(at % kRows * token_ * 2, n * token_ * 2),
+                          v.subspan(at % kRows * token_ * 2, n * token_ * 2));
+  }
+
+  // Brings both to `own` tokens, and lets what is to move do so.
+  Status Grow(uint32_t own) {
+    while (own_ < own) {
+      const uint32_t n = std::min({own - own_, 512u, kRows - own_ % kRows});
+      PREFIXD_TRY(Append(*bounded_, own_, n));
+      PREFIXD_TRY(Append(*whole_, own_, n));
+      own_ += n;
+      if (own_ % o_.memory < n) PREFIXD_TRY(Settle());
+    }
+    return Settle();
+  }
+  Status Settle() {
+    const auto until = Clock::now() + std::chrono::seconds(60);
+    while (Clock::now() < until) {
+      const SessionReport report = bounded_->report();
+      if (report.own_tokens <= report.own_moved + o_.memory) return {};
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return Error{Code::kUnavailable, "own tokens did not move within a minute"};
+  }
+
+  double OwnMiB() const {
+    const auto stats = store_->Stats();
+    if (!stats.ok()) return 0;
+    for (const MemoryOfKind& m : stats->memory_kinds) {
+      if (m.kind == "own_tokens") return double(m.bytes) / (1 << 20);
+    }
+    return 0;
+  }
+  uint64_t Moves() const {
+    const auto stats = store_->Stats();
+    return stats.ok() ? stats->own_moves : 0;
+  }
+
+  Status Step(Session& session, uint32_t at, std::vector<double>& us) {
+    const KvGeometry& g = model_.geometry;
+    const size_t nq = size_t{g.n_q_heads} * g.key_dim;
+    std::vector<float> y(nq), lse(g.n_q_heads);
+    const std::span<const std::byte> k(k_), v(v_);
+    const auto begun = Clock::now();
+    PREFIXD_TRY(session.StepAppend(
+        0, std::span(q_).subspan(at % 64 * nq, nq), k.subspan(at % kRows * token_ * 2, token_ * 2),
+        v.subspan(at % kRows * token_ * 2, token_ * 2), y, lse, nullptr));
+    us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begun).count());
+    return {};
+  }
+
+  Status Mark(uint32_t own) {
+    PREFIXD_TRY(Grow(std::max(own, own_)));
+    const uint64_t moves = Moves();
+    std::vector<double> bounded_us, whole_us;
+    double memory = 0;
+    auto next = Clock::now();
+    for (uint32_t i = 0; i < o_.steps; ++i, ++own_) {
+      PREFIXD_TRY(Step(*bounded_, own_, bounded_us));
+      // Few of the other suffice, and it takes longer.
+      if (i % 16 == 0) {
+        PREFIXD_TRY(Step(*whole_, own_, whole_us));
+      } else {
+        PREFIXD_TRY(Append(*whole_, own_, 1));
+      }
+      next = std::max(next + std::chrono::microseconds(o_.pace_us), Clock::now());
+      std::this_thread::sleep_until(next);
+    }
+    const uint64_t moved = Moves() - moves;
+    PREFIXD_TRY(Settle());
+    // What the other has is known; the rest is the bounded one's.
+    const KvGeometry& g = model_.geometry;
+    const double all = double(own_) * double(g.n_kv_heads * g.row(0).bytes()) / (1 << 20);
+    memory = std::max(0.0, OwnMiB() - all);
+    const Percentiles bounded = PercentilesOf(bounded_us), whole = PercentilesOf(whole_us);
+    std::printf("%8u | %8.1f %8.1f %8.1f %6.2f | %5llu %10.2f | %8.1f %8.1f | %10.2f\n", own,
+                bounded.p50_us, bounded.p99_us, bounded.max_us, bounded.p99_us / bounded.p50_us,
+                static_cast<unsigned long long>(moved), memory, whole.p50_us, whole.p99_us, all);
+    std::fflush(stdout);
+    rows_.push_back({{"own", own},
+                     {"bounded", bounded},
+                     {"moves", moved},
+                     {"bounded_mib", memory},
+                     {"whole", whole},
+                     {"whole_mib", all}});
+    return {};
+  }
+
+  const Options& o_;
+  ModelSpec model_;
+  size_t token_ = 0;  // elements of a token's keys
+  std::vector<std::byte> k_, v_;
+  std::vector<float> q_;
+  DaemonChild daemon_;
+  std::unique_ptr<Store> store_;
+  std::shared_ptr<Session> bounded_, whole_;
+  uint32_t own_ = 0;
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+}  // namespace
+}  // namespace prefixd::bench
+
+int main(int argc, char** argv) {
+  prefixd::bench::Options options;
+  CLI::App app("Measures steps of a session that moves own tokens to the store as it goes.");
+  app.add_option("--tokens", options.tokens, "Tokens of the prefix")->capture_default_str();
+  app.add_option("--memory", options.memory, "Own tokens kept in memory (own_memory_tokens)")
+      ->capture_default_str();
+  app.add_option("--k", options.k, "Tokens that a step retrieves")->capture_default_str();
+  app.add_option("--budget", options.budget, "Budget of a step, in place of --k")
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "Steps at each mark")->capture_default_str();
+  app.add_option("--pace-us", options.pace_us, "Least time from step to step")
+      ->capture_default_str();
+  app.add_option("--own", options.own, "Own tokens: the marks")
+      ->delimiter(',')
+      ->capture_default_str();
+  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
+                                   [&] { return prefixd::bench::Bench(options).Run(); });
+}

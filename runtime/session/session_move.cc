@@ -1,0 +1,188 @@
+// Moves own tokens of a session to the store while its steps go on.
+//
+// The oldest tokens become a segment behind the prefix, and the session goes on over the longer
+// prefix: one plan takes the place of another, and the rows go from memory. The new plan is made
+// and what its steps need is loaded before; what a step waits for is the exchange of two pointers.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/call_scope.h"
+#include "base/capture_errors.h"
+#include "base/check.h"
+#include "prefixd/store.h"
+#include "runtime/ingest/put_stream.h"
+#include "runtime/session/own_mover.h"
+#include "runtime/session/session_impl.h"
+#include "storage/store/prefix_store.h"
+
+namespace prefixd {
+namespace {
+
+using std::chrono::steady_clock;
+
+// After a failure the next attempt waits so long.
+constexpr std::chrono::seconds kMoveAgain{1};
+// Heads that grow now are cut after so long.
+constexpr std::chrono::milliseconds kCutAgain{1};
+// The ids of moved tokens: no vocabulary has them, and no two of a store are equal.
+constexpr uint32_t kLiveIds = 3u << 30;
+
+int64_t Nanoseconds(steady_clock::time_point at) {
+  return std::chrono::nanoseconds(at.time_since_epoch()).count();
+}
+
+Error Stopped() { return {Code::kCancelled, "the store closes"}; }
+
+// Where the segment of own tokens up to `to` begins. It takes the place of those before it that are
+// no larger, so that each token is written a logarithmic number of times, and the chain has as many
+// segments.
+uint32_t SegmentBegin(const SessionPlan& plan, uint32_t n_tokens, uint32_t to) {
+  uint32_t from = plan.moved;
+  const auto parts = plan.prefix->parts();
+  for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+    if (part->used.begin < n_tokens || part->used.size() > to - from) break;
+    from = part->used.begin - n_tokens;
+  }
+  return from;
+}
+
+}  // namespace
+
+void SessionImpl::NoteGrown(size_t head) {
+  if (own_memory_tokens_ == 0 || moving_.load(std::memory_order_relaxed)) return;
+  if (!own_.Exceeds(head, own_memory_tokens_)) return;
+  if (Nanoseconds(steady_clock::now()) < move_after_ns_) return;
+  if (moving_.exchange(true)) return;
+  const Status queued = CaptureErrors([&]() -> Status {
+    services_->mover->Want(weak_from_this());
+    return {};
+  });
+  if (!queued.ok()) moving_ = false;
+}
+
+void SessionImpl::NoteMoved(bool moved) {
+  if (!moved) move_after_ns_ = Nanoseconds(steady_clock::now() + kMoveAgain);
+  moving_ = false;
+  NoteGrown(0);  // what came meanwhile
+}
+
+Result<std::shared_ptr<PreparedPrefix>> SessionImpl::CutBehind(const SessionPlan& plan,
+                                                               uint32_t moved) {
+  const uint32_t n = info_.n_tokens + moved;
+  const auto ends = [n](const SegmentPart& part) { return n <= part.used.end; };
+  const auto parts = plan.prefix->parts();
+  const auto part = std::ranges::find_if(parts, ends);
+  PREFIXD_CHECK(part != parts.end());
+  return services_->store.prepare(plan.prefix->model(), part->id, n);
+}
+
+Status SessionImpl::ReadMoved(const SessionPlan& plan, size_t head, TokenRange tokens,
+                              std::span<std::byte> out) {
+  const TokenRange at{info_.n_tokens + tokens.begin, info_.n_tokens + tokens.end};
+  storage::ReadStats reads;
+  const Status read =
+      plan.prefix->stored().ReadRange(heads_.layer_of(head), heads_.head_of(head), at, out, &reads);
+  ChargeRows(head, reads, 0, read.ok() ? out.size() : 0);
+  return read;
+}
+
+OwnTokens::ReadForgotten SessionImpl::MovedReader(const SessionPlan& plan) {
+  return [this, &plan](size_t head, TokenRange tokens, std::span<std::byte> out) {
+    return ReadMoved(plan, head, tokens, out);
+  };
+}
+
+Result<storage::SegmentId> SessionImpl::StoreMoved(const State& state, TokenRange own) {
+  const storage::StoredPrefix& prefix = state.plan->prefix->stored();
+  const size_t n = size_t{info_.n_tokens} + own.end;
+  PREFIXD_ASSIGN(const MemoryCharge ids,
+                 state.plan->prefix->account().Take(MemoryKind::kPuts, n * sizeof(uint32_t)));
+  PutSpec put;
+  put.model = info_.model;
+  put.tenant = info_.tenant;
+  put.label = "own tokens of a session";
+  put.pinned = true;  // it is removed with its session, and not before
+  put.lineage = storage::LineageName(prefix.info().lineage);
+  put.tokens.reserve(n);
+  const auto before = prefix.tokens().first(info_.n_tokens + own.begin);
+  put.tokens.assign(before.begin(), before.end());
+  while (put.tokens.size() < n) {
+    put.tokens.push_back(kLiveIds | (services_->live_ids.fetch_add(1) & ~kLiveIds));
+  }
+  PREFIXD_ASSIGN(const auto stream, services_->store.begin_live_put(put));
+  PREFIXD_TRY(WriteMissing(*stream, state));
+  PREFIXD_ASSIGN(const PutResult done, stream->Commit());
+  return storage::SegmentId::Parse(done.prefix);
+}
+
+Status SessionImpl::Bring(const SessionPlan& plan, const PreparedPrefix& last, TokenRange own,
+                          std::vector<storage::ReadStats>& reads) {
+  constexpr uint32_t kAtOnce = 1024;
+  PreparedPrefix& prefix = *plan.prefix;
+  std::vector<std::byte> rows;
+  for (size_t head = 0; head < prefix.heads(); ++head) {
+    const uint32_t layer = prefix.layer_of(head);
+    if (info_.geometry.layers[layer].sliding_window > 0) continue;
+    if (plan.policy.mode == StepMode::kRetrieve) {
+      PREFIXD_TRY(prefix.Index(head, plan.selector, &reads[head]));
+      if (last.holds_keys(head)) PREFIXD_TRY(prefix.MidKeys(head, Bring::kNow, &reads[head]));
+    }
+    PREFIXD_TRY(prefix.Anchors(head, &reads[head]));
+    // Into the host tier, where it has room.
+    for (uint32_t at = info_.n_tokens + own.begin; at < info_.n_tokens + own.end;) {
+      const uint32_t end = std::min(at + kAtOnce, info_.n_tokens + own.end);
+      rows.resize((end - at) * prefix.row(head).bytes());
+      PREFIXD_TRY(
+          prefix.stored().ReadRange(layer, prefix.kv_head_of(head), {at, end}, rows, &reads[head]));
+      at = end;
+    }
+  }
+  return {};
+}
+
+Status SessionImpl::MoveOwn(const std::stop_token& stop) {
+  own_.WatchTruncations();
+  PREFIXD_ASSIGN(const State state, TakeState());
+  const uint32_t moved = state.plan->moved;
+  const uint32_t whole = state.own.heads[state.own.shortest()].size();
+  if (whole <= moved + uint64_t{own_memory_tokens_}) return {};
+  const uint32_t to =
+      (whole - own_memory_tokens_ / 2) / OwnChunk::kRows * OwnChunk::kRows;  // above `moved`
+  const TokenRange segment{SegmentBegin(*state.plan, info_.n_tokens, to), to};
+  PREFIXD_ASSIGN(const storage::SegmentId id, StoreMoved(state, segment));
+  const auto name = std::make_shared<const MovedName>(*services_->mover, id);
+  PREFIXD_TRY(services_->store.wait_ready(
+      id, [&](uint64_t, uint64_t, std::string_view) { return !stop.stop_requested(); }));
+  PREFIXD_ASSIGN(const auto prefix,
+                 services_->store.prepare(state.plan->prefix->model(), id, info_.n_tokens + to));
+  while (true) {
+    if (stop.stop_requested()) return Stopped();
+    PREFIXD_ASSIGN(const Plan now, plan());
+    if (now->prefix != state.plan->prefix) return {};  // truncated: there is less to move
+    std::vector<storage::ReadStats> reads(prefix->heads());
+    PREFIXD_ASSIGN(auto plan, PlanWith(*now, prefix, now->policy, to, &reads));
+    plan->moved_name = name;
+    PREFIXD_TRY(Bring(*plan, *now->prefix, segment, reads));
+    bool truncated = false;
+    const auto forget = [&]() -> Result<bool> {
+      truncated = !own_.Forget(to);
+      return !truncated;
+    };
+    PREFIXD_ASSIGN(const bool adopted, Adopt(now, std::move(plan), reads, forget));
+    if (truncated) return {};
+    if (adopted) break;  // else there is another policy
+  }
+  ++services_->mover->counters().moves;
+  services_->mover->counters().tokens += to - moved;
+  while (!stop.stop_requested()) {
+    PREFIXD_ASSIGN(const bool cut, own_.Cut());
+    if (cut) break;
+    std::this_thread::sleep_for(kCutAgain);
+  }
+  return {};
+}
+
+}  // namespace prefixd
