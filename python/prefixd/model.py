@@ -148,6 +148,9 @@ class Policy:
     window: Mapping[str, Any] | None = None
     # Rows that the next step may want are prefetched: {"forward": 4}.
     prefetch: Mapping[str, Any] | None = None
+    # For Splice: the process keeps so many of the generated tokens' rows, and hands older ones over to
+    # the session, which moves them to the store beyond some thousands. None: it keeps all of them.
+    own_window: int | None = None
     # Any other policy option (docs/policy.md), e.g. {"fixed": [...]}.
     extra: Mapping[str, Any] = field(default_factory=dict)
 

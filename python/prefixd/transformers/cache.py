@@ -29,19 +29,37 @@ class Rows:
     the tokens in memory are placed relative to it."""
 
     def __init__(
-        self, sessions: Sequence[Session | None], pads: Sequence[int], columns: int, prompt: int
+        self,
+        sessions: Sequence[Session | None],
+        pads: Sequence[int],
+        columns: int,
+        prompt: int,
+        own_window: int | None = None,
     ) -> None:
         self.sessions = list(sessions)
         self.pads = list(pads)
         self.columns = columns
         self.prompt = prompt  # columns of the prompt, whose queries attend exactly
+        self.own_window = own_window  # tokens that stay in memory behind the stored part
         self.derived = any(s is not None and s.info["exact_tokens"] < s.n_tokens for s in sessions)
 
     def __len__(self) -> int:
         return len(self.sessions)
 
     def select(self, indices: Sequence[int]) -> None:
-        self.sessions = [self.sessions[i] for i in indices]
+        if self.own_window is None:
+            self.sessions = [self.sessions[i] for i in indices]
+        else:
+            # Sessions have tokens of their own rows: each row needs its own.
+            before, taken = self.sessions, set[int]()
+            self.sessions = []
+            for i in indices:
+                session = before[i]
+                self.sessions.append(session.fork() if session is not None and i in taken else session)
+                taken.add(i)
+            for i, session in enumerate(before):
+                if session is not None and i not in taken:
+                    session.detach()
         self.pads = [self.pads[i] for i in indices]
 
 
@@ -79,24 +97,50 @@ class _Layer:
 
 
 class PrefixLayer(_Layer, DynamicLayer):
-    """Attends fully: the stored part through the session, later tokens in memory."""
+    """Attends fully: the stored part through the session, later tokens in memory, but for those that
+    were handed over to the session, too."""
+
+    handed = 0  # tokens of each row that its session has
+    leaving: tuple[torch.Tensor, torch.Tensor] | None = None  # that it is to have with the next step
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        n = key_states.shape[2]
+        if n > 1 and self.handed > 0:
+            raise FailedPrecondition(
+                "tokens were handed over (own_window): the model goes on one token at a time"
+            )
         self.take(key_states, value_states, self.get_seq_length())
+        leaves = self._leaves(n)
         keys, values = super().update(key_states, value_states, *args, **kwargs)
+        if leaves > 0:
+            self.leaving = keys[:, :, :leaves], values[:, :, :leaves]
+            self.keys, self.values = keys, values = keys[:, :, leaves:], values[:, :, leaves:]
+            self.handed += leaves
         return mark(keys, self), values
 
+    def _kept(self) -> int:
+        return int(super().get_seq_length())
+
+    def _leaves(self, n: int) -> int:
+        """Returns how many tokens leave memory when n more come."""
+        window = self.rows.own_window
+        if window is None or n > 1 or self.get_seq_length() < self.rows.prompt:
+            return 0
+        return max(0, self._kept() + n - window)
+
     def get_seq_length(self) -> int:
-        return self.rows.columns + int(super().get_seq_length())
+        return self.rows.columns + self.handed + self._kept()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        own = self.get_seq_length() - self.rows.columns
-        return own + query_length, self.rows.columns
+        leaves = self._leaves(query_length)
+        return self._kept() + query_length - leaves, self.rows.columns + self.handed + leaves
 
     def crop(self, tokens_to_remove: int) -> None:
-        if abs(tokens_to_remove) > self.get_seq_length() - self.rows.columns:
+        if self.handed > 0 and tokens_to_remove:
+            raise FailedPrecondition("tokens were handed over (own_window): they cannot be cropped")
+        if abs(tokens_to_remove) > self._kept():
             raise FailedPrecondition(
                 "a stored prefix cannot be cropped; attach again with n_tokens"
             )
@@ -154,7 +198,20 @@ class PrefixLayer(_Layer, DynamicLayer):
         """Steps one generated token of every row: the frequent case, of as few operations as may be."""
         if not self.rows.derived:
             self.rows.derived = any(session.derives for session in sessions)
-        y, lse = _tensors(step_batch(sessions, self.index, query.detach()[:, :, 0]))
+        source = query.detach()[:, :, 0]
+        if self.leaving is None:
+            y, lse = _tensors(step_batch(sessions, self.index, source))
+        else:
+            k, v = (
+                rows.detach().to("cpu").transpose(1, 2).contiguous() for rows in self.leaving
+            )  # [B, tokens, Hkv, dim]
+            self.leaving = None
+            # The first time, the question's leave at once.
+            for session, own_k, own_v in zip(sessions, k, v, strict=True):
+                if len(own_k) > 1:
+                    session.append(self.index, own_k[:-1], own_v[:-1])
+            last = (rows[:, -1].contiguous() for rows in (k, v))
+            y, lse = _tensors(step_batch(sessions, self.index, source, k=next(last), v=next(last)))
         return y.unsqueeze(2), lse.unsqueeze(2)
 
 

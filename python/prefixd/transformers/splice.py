@@ -22,6 +22,9 @@ from prefixd.transformers import attention, identity
 from prefixd.transformers.cache import PrefixCache, Rows
 from prefixd.transformers.recorder import Recorder
 
+# What sessions keep in memory of the tokens that are handed over to them (Policy.own_window).
+OWN_MEMORY_TOKENS = 4096
+
 logger = logging.getLogger("prefixd.transformers")
 
 
@@ -127,6 +130,7 @@ class Splice:
         ]
         lineage = lineage or secrets.token_hex(16)  # of all rows that this cache derives
         wanted = policy if policy is not None else self.policy
+        own_window = self._own_window(wanted)
         derived = any(match.derived for match in matches) or (
             not exact_prompt
             and policy_wire(wanted).get("mode") != "full"
@@ -163,6 +167,8 @@ class Splice:
                 ends = [min(end, first) for end, first in missing]
             columns = min(ends)
             sessions = self._attach(matches, pads, columns, wanted)
+            if own_window is not None and any(session is None for session in sessions):
+                own_window = None  # there is no session to hand tokens over to
             if all(session is None for session in sessions):
                 columns = 0
                 if require or prefix is not None:
@@ -171,7 +177,9 @@ class Splice:
             if recorder is not None:
                 recorder.close(abort=True)
             raise
-        rows = Rows(sessions, pads, columns, ids.shape[1] if exact_prompt else columns)
+        rows = Rows(
+            sessions, pads, columns, ids.shape[1] if exact_prompt else columns, own_window
+        )
         cache = PrefixCache(self.spec, rows, recorder, self.model.device, lineage)
         cache.prompt_ids = ids
         cache.estimates = [match.estimate for match in matches]
@@ -249,7 +257,20 @@ class Splice:
             tenant=self.tenant,
             policy=policy,
             accept_approximate=True,
+            own_memory_tokens=0 if self._own_window(policy) is None else OWN_MEMORY_TOKENS,
         )
+
+    def _own_window(self, policy: PolicyLike | None) -> int | None:
+        window = policy.own_window if isinstance(policy, Policy) else None
+        if window is None:
+            return None
+        if window < 1:
+            raise InvalidArgument(f"own_window is at least 1 token, not {window}")
+        if any(layer.sliding_window for layer in self.spec.layers):
+            raise InvalidArgument(
+                "own_window: tokens of a model with sliding windows stay in its cache; leave it out"
+            )
+        return window
 
     def _stored_spec(self, name: str) -> ModelSpec | None:
         try:

@@ -36,6 +36,53 @@ def test_prompts_that_begin_alike_are_stored_however_little_they_share(
         assert store.match(splice.spec.name, ids[0]).n_tokens == 60 + common
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("window", [1, 8])
+def test_tokens_beyond_a_window_are_handed_over(batch: int, window: int, store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=prefixd.Policy(mode="full", own_window=window))
+    prompts = tokens(60, seed=6, batch=batch)
+    with splice.cache(prompts) as cache:
+        spliced(model, prompts, cache)
+    # A question of 20 tokens, then one token at a time.
+    ids = torch.cat([prompts, tokens(70, seed=7, batch=batch)], dim=1)
+    want = native(model, ids)
+    with splice.cache(ids[:, :80]) as cache:
+        assert cache.attached == [60] * batch
+        got = [model(ids[:, 60:80], past_key_values=cache).logits]
+        for t in range(80, 130):
+            got.append(model(ids[:, t : t + 1], past_key_values=cache).logits)
+            assert cache.get_seq_length() == t + 1
+            assert all(layer.keys.shape[2] == window for layer in cache.layers)
+        assert torch.allclose(torch.cat(got, dim=1), want[:, 60:], atol=1e-3)
+        assert [s.own_tokens for s in cache.sessions if s is not None] == [70 - window] * batch
+        with pytest.raises(prefixd.FailedPrecondition, match="own_window"):
+            cache.crop(-1)
+        with pytest.raises(prefixd.FailedPrecondition, match="own_window"):
+            model(ids[:, :2], past_key_values=cache)
+
+
+def test_beams_hand_tokens_over_each_to_its_own(store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=prefixd.Policy(mode="full", own_window=4))
+    ids = tokens(70, seed=8)
+    with splice.cache(ids[:, :60]) as cache:
+        spliced(model, ids[:, :60], cache)
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    want = copy.deepcopy(model).generate(ids, num_beams=3, **options)
+    with splice.cache(ids, store=False) as cache:
+        assert torch.equal(model.generate(ids, past_key_values=cache, num_beams=3, **options), want)
+
+
+def test_a_window_is_refused_where_tokens_cannot_be_handed_over(store: prefixd.Store) -> None:
+    ids = tokens(40, seed=9)
+    with pytest.raises(prefixd.InvalidArgument, match="at least 1"):
+        Splice(store, make("llama"), policy=prefixd.Policy(own_window=0)).cache(ids)
+    with pytest.raises(prefixd.InvalidArgument, match="sliding"):
+        Splice(store, make("mistral-window"), policy=prefixd.Policy(own_window=4)).cache(ids)
+
+
 def test_layers_may_differ_in_their_heads(tmp_path: Path) -> None:
     ids = tokens(300, seed=4)
     more = torch.cat([ids, tokens(6, seed=5)], dim=1)
