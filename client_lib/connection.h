@@ -1,15 +1,17 @@
-// Connects a client to the daemon: hello, then one call at a time; steps go through a ring, several
-// at a time, where there is one (ring_calls.h). Internal to client_lib.
+// Connects a client to the daemon: hello, then one call at a time, or a series of which several are
+// in flight; steps go through a ring, several at a time, where there is one (ring_calls.h).
+// Internal to client_lib.
 //
 // Tensors of a call go through the shared region when there is one and they fit, else inline. Every
-// call lays the region out afresh, because calls take turns: no allocator is needed.
+// call lays the region out afresh, because calls take turns, and so does every series, whose calls
+// have parts of equal size in it: no allocator is needed.
 //
 // A call runs under the calling thread's limits (base/call_scope.h): the daemon is told its
 // deadline with it, and its cancellation when that comes. Only a daemon that does not answer for
 // kGrace after that costs the connection.
 //
-// Thread-safety: Do may be called concurrently; calls take turns. AwaitStep runs beside it. After a
-// broken connection every call fails with kUnavailable.
+// Thread-safety: Do and DoSeries may be called concurrently; they take turns. AwaitStep runs beside
+// them. After a broken connection every call fails with kUnavailable.
 #pragma once
 
 #include <atomic>
@@ -21,6 +23,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/call_scope.h"
@@ -59,6 +62,18 @@ class Connection {
 
   Result<Reply> Do(Call call);
 
+  // So many calls of a series are in flight at most: the daemon has work while the client copies.
+  static constexpr size_t kInFlight = 4;
+  // Carries out the calls, which should carry SeriesBytes each: the tensors of the next ones are
+  // copied while the daemon works. `done(i)` is called for each that succeeded, in their order.
+  // None is sent after one has failed; its error is returned once those in flight have been
+  // answered, and the daemon may have carried these out. At most in_flight of them are sent ahead.
+  Status DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done = {},
+                  size_t in_flight = kInFlight);
+  // Returns how many bytes of tensors each call of a series that carries so many in all should
+  // have.
+  uint64_t SeriesBytes(uint64_t in_all) const;
+
   // Null: the daemon gave none.
   RingCalls* ring() { return ring_ ? &*ring_ : nullptr; }
   // Hands a slot of the ring over and waits for its answer. kUnavailable breaks the connection, as
@@ -92,19 +107,49 @@ class Connection {
  private:
   enum class End { kNone, kLost, kOther };
 
+  // A call from the sending of its request to its answer.
+  struct Flight {
+    Call call;
+    uint64_t id = 0;
+    bool shared = false;  // its tensors lie in the region, from `at` on
+    uint64_t at = 0;
+    Socket::Deadline deadline = {};
+    bool told = false;       // that the caller's limits ended the call
+    bool cancelled = false;  // by its progress function: it fails, even where it was finished
+    std::optional<Result<Reply>> answer = {};
+  };
+  struct Landing;  // nothing is in flight any more when it goes
+
   Connection() = default;
   Status SayHello(const ConnectOptions& options);
-  Result<Reply> DoLocked(Call& call);
-  Status SendRequest(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
+  // Fails where no call can begin.
+  Status CheckUsable() const;
+  // Sends a flight's request. kInvalidArgument: nothing was sent. Any other error has broken the
+  // connection, and so has every error of Receive.
+  Status Launch(Flight& flight);
+  // Receives one message and hands it to the flight that it is for.
+  Status Receive();
+  // After a request could not be sent: what the daemon said before it closed the connection, or
+  // else `sent`.
+  Error LastWords(Flight& flight, const Error& sent);
+  Status SendRequest(Flight& flight);
   Status SendCancel(uint64_t id, Socket::Deadline deadline);
   Result<wire::FrameHeader> ReceiveHeader(Socket::Deadline deadline, Reply* reply);
-  Result<Reply> ReceiveReply(Call& call, uint64_t id, bool shared, Socket::Deadline deadline);
+  Flight* FindFlight(uint64_t id) const;
+  // Receives what a reply has behind its control part, and takes the outputs out of the region.
+  Status ReceiveOutputs(const wire::FrameHeader& header, Flight* flight, Reply* reply,
+                        Socket::Deadline deadline);
+  Status Progress(Flight& flight, const wire::Json& control);
+  void Answer(Flight& flight, Result<Reply> answer);
   // Tells the daemon until when a call that begins now is worth its work, and returns how long to
   // wait for the answer.
   Socket::Deadline DeadlineOf(Call& call) const;
-  // Waits until an answer comes or `deadline` has passed. Sends a cancel when the call is to end
-  // meanwhile, and shortens the deadline then.
-  Status AwaitAnswer(const Call& call, uint64_t id, Socket::Deadline& deadline, bool& cancelled);
+  // The earliest deadline of what is in flight.
+  Socket::Deadline Earliest() const;
+  // Waits until a message comes or a deadline has passed. Sends a cancel for each call that is to
+  // end meanwhile, and shortens its deadline then.
+  Status AwaitMessage();
+  static Error Malformed(const std::string& why);
   // Marks the connection as broken, and closes it.
   Error Break(Error error, Socket::Deadline deadline);
   Error Break(Error error, End end);
@@ -122,6 +167,7 @@ class Connection {
   wire::HelloReply hello_;
   uint32_t call_timeout_ms_ = 0;
   uint64_t next_id_ = 1;
+  std::vector<Flight*> flights_;  // sent and not answered; mutex_ is held
   mutable std::mutex tier_mutex_;
   std::map<uint64_t, std::shared_ptr<const SharedRegion>> tier_regions_;
   std::string broken_;  // why the connection can no longer be used; empty while it can

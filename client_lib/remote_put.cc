@@ -1,4 +1,5 @@
-// Streams a put over a connection, layer by layer, in runs of tokens that fit into a message.
+// Streams a put over a connection, layer by layer, in runs of tokens of which several are on their
+// way at once: the daemon writes the last while the next is copied.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -40,19 +41,31 @@ class RemotePut final : public PutStream {
     // Tokens that are stored already are not sent.
     const TokenRange own{std::max(first, missing_.begin), std::min(first + n, missing_.end)};
     if (own.begin >= own.end) return {};
-    const uint32_t run = TokensPerMessage(k_token + v_token);
+    // Messages end where pages do, as far as rows of usual sizes go.
+    constexpr uint32_t kBlock = 64;
+    uint32_t run = TokensIn(connection_->SeriesBytes(size_t{own.size()} * (k_token + v_token)),
+                            k_token + v_token);
+    if (run > kBlock) run -= run % kBlock;
     // A write that ended early goes on with the message that did.
-    for (uint32_t at = interrupted_.Resume(layer, own); at < own.end;) {
+    const uint32_t begin = interrupted_.Resume(layer, own);
+    std::vector<Connection::Call> pieces;
+    for (uint32_t at = begin; at < own.end; at += std::min(run, own.end - at)) {
       const uint32_t m = std::min(run, own.end - at);
-      const Status sent = Send(MessageType::kPutWrite, layer, at, m,
-                               {k.subspan((at - first) * k_token, m * k_token),
-                                v.subspan((at - first) * v_token, m * v_token)});
-      interrupted_.Note(layer, own, sent.ok() ? at + m : at);
-      PREFIXD_TRY(sent);
-      written_ += m;
-      at += m;
+      pieces.push_back(CallOf(MessageType::kPutWrite, layer, at, m,
+                              {k.subspan((at - first) * k_token, m * k_token),
+                               v.subspan((at - first) * v_token, m * v_token)}));
+      pieces.back().control["piece"] = pieces.size() - 1;
     }
-    return {};
+    // A daemon that does not know pieces would store those that follow one that it refused.
+    const size_t in_flight = connection_->hello().pieces ? Connection::kInFlight : 1;
+    uint32_t next = begin;
+    const auto written = [&](size_t) {
+      const uint32_t m = std::min(run, own.end - next);
+      next += m;
+      written_ += m;
+      interrupted_.Note(layer, own, next);
+    };
+    return connection_->DoSeries(std::move(pieces), written, in_flight);
   }
 
   PutProgress progress() const override {
@@ -64,11 +77,15 @@ class RemotePut final : public PutStream {
     PREFIXD_TRY(CheckRun(layer, first, n));
     const size_t token = geometry_.layer(layer).query_floats();
     PREFIXD_TRY(CheckPutSize("q", q.size_bytes(), n * token * sizeof(float)));
-    const uint32_t run = TokensPerMessage(token * sizeof(float));
+    // Shared memory may pad the tensor up to the alignment.
+    const uint64_t chunk = connection_->chunk_bytes();
+    const uint32_t run = TokensIn(chunk - std::min<uint64_t>(chunk / 2, wire::kTensorAlignment),
+                                  token * sizeof(float));
     for (uint32_t done = 0; done < n;) {
       const uint32_t m = std::min(run, n - done);
-      PREFIXD_TRY(Send(MessageType::kPutQueries, layer, first + done, m,
-                       {wire::BytesOf(q.subspan(done * token, m * token))}));
+      auto reply = connection_->Do(CallOf(MessageType::kPutQueries, layer, first + done, m,
+                                          {wire::BytesOf(q.subspan(done * token, m * token))}));
+      if (!reply.ok()) return reply.error();
       done += m;
     }
     return {};
@@ -120,21 +137,15 @@ class RemotePut final : public PutStream {
     return CheckPutRun(geometry_, prompt_tokens_, layer, first, n);
   }
 
-  uint32_t TokensPerMessage(size_t token_bytes) const {
-    // Shared memory may pad each tensor up to the alignment.
-    const uint64_t room =
-        connection_->chunk_bytes() -
-        std::min<uint64_t>(connection_->chunk_bytes() / 2, 4 * wire::kTensorAlignment);
+  static uint32_t TokensIn(uint64_t bytes, size_t token_bytes) {
     return static_cast<uint32_t>(
-        std::clamp<uint64_t>(room / std::max<size_t>(token_bytes, 1), 1, UINT32_MAX));
+        std::clamp<uint64_t>(bytes / std::max<size_t>(token_bytes, 1), 1, UINT32_MAX));
   }
 
-  Status Send(MessageType type, uint32_t layer, uint32_t first, uint32_t n,
-              std::vector<std::span<const std::byte>> in) {
+  Connection::Call CallOf(MessageType type, uint32_t layer, uint32_t first, uint32_t n,
+                          std::vector<std::span<const std::byte>> in) const {
     Json control = {{"put", put_}, {"layer", layer}, {"first", first}, {"n", n}};
-    auto reply = connection_->Do({type, std::move(control), std::move(in), {}, nullptr, {}});
-    if (!reply.ok()) return reply.error();
-    return {};
+    return {type, std::move(control), std::move(in), {}, nullptr, {}};
   }
 
   const std::shared_ptr<Connection> connection_;

@@ -84,6 +84,12 @@ class RemoteSession final : public Session {
   Result<SessionReport> Detach() override;
 
  private:
+  // What one message reads of a slice, from its row `first_row` on.
+  struct Piece {
+    LayerSlice slice;
+    size_t first_row = 0;
+  };
+  std::vector<Piece> PiecesOf(const LayerSlice& slice) const;
   Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                     std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out);
 

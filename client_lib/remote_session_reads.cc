@@ -70,46 +70,72 @@ Status RemoteSession::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange ran
   return {};
 }
 
-// A slice that is too large for one message is split. Where heads lie one after another it is
-// split by heads, so that the daemon reads whole runs, and otherwise by tokens.
+// Splits a slice into pieces of which several are on their way at once. Where heads lie one after
+// another it is split by heads, so that the daemon reads whole runs, and otherwise by tokens; part
+// of a chunk of reclustered rows would cost the pages of all of it.
+std::vector<RemoteSession::Piece> RemoteSession::PiecesOf(const LayerSlice& slice) const {
+  const size_t row = info_.geometry.row(slice.layer).bytes();
+  const Connection& connection = *place_.last().connection;
+  const size_t most = std::max<size_t>(connection.chunk_bytes() / row, 1);  // rows
+  const uint32_t heads = slice.heads.n, n = slice.tokens.size();
+  const size_t fit = std::max<size_t>(connection.SeriesBytes(row * heads * n) / row, 1);
+  std::vector<Piece> pieces;
+  LayerSlice part = slice;
+  if (slice.order == KvOrder::kHeadMajor && heads > 1 && fit < size_t{n} * heads) {
+    const auto step = static_cast<uint32_t>(std::clamp<size_t>(fit / n, 1, heads));
+    for (uint32_t h = 0; h < heads; h += part.heads.n) {
+      part.heads = {slice.heads.first + h, std::min(step, heads - h)};
+      for (Piece& piece : PiecesOf(part)) {
+        piece.first_row += size_t{h} * n;
+        pieces.push_back(std::move(piece));
+      }
+    }
+    return pieces;
+  }
+  if (slice.order == KvOrder::kHeadMajor && heads > 1) return {{slice, 0}};
+  // A head-major slice of one head is token-major, too.
+  const auto tokens_of = [&](size_t rows) {
+    return static_cast<uint32_t>(std::clamp<size_t>(rows / heads, 1, n));
+  };
+  for (uint32_t at = slice.tokens.begin; at < slice.tokens.end; at = part.tokens.end) {
+    const uint32_t left = slice.tokens.end - at;
+    const uint32_t last = at + std::min(left, tokens_of(fit)) - 1;
+    const uint32_t end = std::max(last + 1, RunEnd(info_.parts, last, 1));
+    part.tokens = {at, std::min(end, at + std::min(left, tokens_of(most)))};
+    pieces.push_back({part, size_t{at - slice.tokens.begin} * heads});
+  }
+  return pieces;
+}
+
 Status RemoteSession::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
                                 std::span<std::byte> v) {
   const CallScope scope(Limits());
   PREFIXD_TRY(CheckOpen());
   PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
+  if (range.n == 0 || slice.tokens.size() == 0) return {};
   const RowShape row = info_.geometry.row(slice.layer);
   const size_t key = row.key_bytes(), value = row.value_bytes();
-  const uint32_t heads = range.n, n = slice.tokens.size();
-  const size_t fit = PerMessage(key + value);  // rows
-  LayerSlice part = slice;
-  part.heads = range;
-  if (slice.order == KvOrder::kHeadMajor && heads > 1 && fit < size_t{n} * heads) {
-    const auto step = static_cast<uint32_t>(std::clamp<size_t>(n > 0 ? fit / n : 1, 1, heads));
-    for (uint32_t h = 0; h < heads; h += part.heads.n) {
-      part.heads = {range.first + h, std::min(step, heads - h)};
-      const size_t at = size_t{h} * n, rows = size_t{part.heads.n} * n;
-      PREFIXD_TRY(
-          ReadLayer(part, k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)));
+  LayerSlice whole = slice;
+  whole.heads = range;
+  const std::vector<Piece> pieces = PiecesOf(whole);
+  const auto read = Over([&](const Place& at) -> Result<Connection::Reply> {
+    std::vector<Connection::Call> calls;
+    for (const auto& [part, first] : pieces) {
+      const size_t rows = size_t{part.tokens.size()} * part.heads.n;
+      auto call = SessionCall(MessageType::kReadLayer, at);
+      call.control["layer"] = part.layer;
+      call.control["begin"] = part.tokens.begin;
+      call.control["end"] = part.tokens.end;
+      call.control["first_head"] = part.heads.first;
+      call.control["n_heads"] = part.heads.n;
+      call.control["head_major"] = part.order == KvOrder::kHeadMajor;
+      call.out = {k.subspan(first * key, rows * key), v.subspan(first * value, rows * value)};
+      calls.push_back(std::move(call));
     }
-    return {};
-  }
-  // A head-major slice of one head is token-major, too.
-  const auto step = static_cast<uint32_t>(std::clamp<size_t>(fit / heads, 1, UINT32_MAX));
-  for (uint32_t t = 0; t < n; t += part.tokens.size()) {
-    part.tokens.begin = slice.tokens.begin + t;
-    part.tokens.end = part.tokens.begin + std::min(step, n - t);
-    const size_t at = size_t{t} * heads, rows = size_t{part.tokens.size()} * heads;
-    PREFIXD_ASSIGN(auto reply,
-                   Do(MessageType::kReadLayer,
-                      {{"layer", part.layer},
-                       {"begin", part.tokens.begin},
-                       {"end", part.tokens.end},
-                       {"first_head", part.heads.first},
-                       {"n_heads", part.heads.n},
-                       {"head_major", part.order == KvOrder::kHeadMajor}},
-                      {}, {k.subspan(at * key, rows * key), v.subspan(at * value, rows * value)}));
-  }
-  return {};
+    PREFIXD_TRY(at.connection->DoSeries(std::move(calls)));
+    return Connection::Reply{};
+  });
+  return read.ok() ? Status() : read.error();
 }
 
 Status RemoteSession::ReadTokens(TokenRange range, std::span<uint32_t> out) {

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/call_scope.h"
@@ -53,7 +54,7 @@ Result<Json> RequestHandler::OnPut(const Request& request) {
   Result<Json> reply = Json::object();
   switch (request.type) {
     case wire::MessageType::kPutWrite:
-      reply = PutWrite(request, put);
+      reply = PutWrite(request, it->second);
       break;
     case wire::MessageType::kPutQueries:
       reply = PutQueries(request, put);
@@ -73,14 +74,27 @@ Result<Json> RequestHandler::OnPut(const Request& request) {
   return reply;
 }
 
-Result<Json> RequestHandler::PutWrite(const Request& request, PutStream& put) {
+// A client sends the next pieces of a write before it knows what became of the last: what was
+// refused must not leave a gap behind it.
+Result<Json> RequestHandler::PutWrite(const Request& request, Put& put) {
+  uint64_t piece = 0;
+  if (request.control.contains("piece")) {
+    PREFIXD_ASSIGN(piece, Field<uint64_t>(request.control, "piece"));
+  }
+  if (piece != 0 && piece != put.next_piece) {
+    return Error{Code::kFailedPrecondition, "piece " + std::to_string(piece) +
+                                                " of a write came, but the one before it was not "
+                                                "written"};
+  }
+  put.next_piece = 0;
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
   PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
-  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
+  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request, Tensors::kInPlace));
   PREFIXD_ASSIGN(const auto k, in.Bytes(0));
   PREFIXD_ASSIGN(const auto v, in.Bytes(1));
-  PREFIXD_TRY(put.Write(layer, first, n, k, v));
+  PREFIXD_TRY(put.stream->Write(layer, first, n, k, v));
+  put.next_piece = piece + 1;
   return Json::object();
 }
 

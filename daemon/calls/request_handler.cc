@@ -186,18 +186,21 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
 
 // ---- tensors ----------------------------------------------------------------------------------
 
-Result<RequestHandler::Inputs> RequestHandler::ReadInputs(const Request& request) const {
+Result<RequestHandler::Inputs> RequestHandler::ReadInputs(const Request& request,
+                                                          Tensors where) const {
   const std::span<const std::byte> area = request.shared ? region_ : std::span(request.payload);
   PREFIXD_ASSIGN(const auto extents, Extents(request.control, "in", area.size()));
   Inputs inputs;
   uint64_t total = 0;
   for (const Extent& e : extents) total += e.length;
   // Elements are copied once more, and shared memory even before that.
-  PREFIXD_ASSIGN(inputs.memory,
-                 TakeForMessage(limits_.account, request.shared ? 2 * total : total));
+  const bool copied = request.shared && where == Tensors::kPrivate;
+  if (where == Tensors::kPrivate) {
+    PREFIXD_ASSIGN(inputs.memory, TakeForMessage(limits_.account, copied ? 2 * total : total));
+  }
   for (const Extent& e : extents) {
     std::span<const std::byte> bytes = area.subspan(e.offset, e.length);
-    if (request.shared) {
+    if (copied) {
       inputs.copies.emplace_back(bytes.begin(), bytes.end());
       bytes = inputs.copies.back();
     }
@@ -222,7 +225,8 @@ Result<std::vector<T>> RequestHandler::Inputs::Elements(size_t i) const {
 template Result<std::vector<float>> RequestHandler::Inputs::Elements<float>(size_t) const;
 template Result<std::vector<uint32_t>> RequestHandler::Inputs::Elements<uint32_t>(size_t) const;
 
-Result<RequestHandler::Outputs> RequestHandler::ReadOutputs(const Request& request) const {
+Result<RequestHandler::Outputs> RequestHandler::ReadOutputs(const Request& request,
+                                                            Tensors where) const {
   Outputs outputs;
   PREFIXD_ASSIGN(
       outputs.extents,
@@ -232,6 +236,10 @@ Result<RequestHandler::Outputs> RequestHandler::ReadOutputs(const Request& reque
     outputs.starts.push_back(total);
     total += e.length;
   }
+  if (request.shared && where == Tensors::kInPlace) {
+    outputs.region = region_;
+    return outputs;
+  }
   PREFIXD_ASSIGN(outputs.memory, TakeForMessage(limits_.account, total));
   outputs.buffer.resize(total);
   return outputs;
@@ -239,6 +247,7 @@ Result<RequestHandler::Outputs> RequestHandler::ReadOutputs(const Request& reque
 
 Result<std::span<std::byte>> RequestHandler::Outputs::Bytes(size_t i) {
   if (i >= extents.size()) return InvalidArgument("the place of an output tensor is missing");
+  if (!region.empty()) return region.subspan(extents[i].offset, extents[i].length);
   return std::span(buffer).subspan(starts[i], extents[i].length);
 }
 
@@ -251,6 +260,7 @@ Result<std::span<float>> RequestHandler::Outputs::Floats(size_t i) {
 }
 
 void RequestHandler::HandOver(const Request& request, Outputs outputs, Response* response) const {
+  if (!outputs.region.empty()) return;
   if (!request.shared) {
     response->payload = std::move(outputs.buffer);
     response->memory = std::move(outputs.memory);

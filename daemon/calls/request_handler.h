@@ -2,9 +2,9 @@
 // handler owns the connection's sessions and puts, so that they end with it.
 //
 // Thread-safety: one thread at a time calls Handle, except that verify, wait_ready, match, explain,
-// rewrite and persist may run beside any other call. StepInSlot may be called concurrently, beside
-// all others but ReleaseAll. Tenants: every request is confined to the peer's tenant unless the
-// peer is an admin; prefixes of other tenants look absent.
+// rewrite, persist and read_layer may run beside any other call. StepInSlot may be called
+// concurrently, beside all others but ReleaseAll. Tenants: every request is confined to the peer's
+// tenant unless the peer is an admin; prefixes of other tenants look absent.
 #pragma once
 
 #include <chrono>
@@ -51,7 +51,8 @@ struct HandlerLimits {
 class RequestHandler {
  public:
   // The client may write to `region` (may be empty) at any time, so the handler copies inputs out
-  // of it before checking or using them. Store and region must outlive the handler.
+  // of it before checking or using them, or hands them to who does (PutStream::Write). Store and
+  // region must outlive the handler.
   RequestHandler(Store& store, Peer peer, std::span<std::byte> region, HandlerLimits limits,
                  std::function<wire::ServerStats()> server_stats);
 
@@ -73,6 +74,7 @@ class RequestHandler {
     Slots::Slot slot;
     std::string model;
     Clock::time_point begun;
+    uint64_t next_piece = 0;  // of the client's last write
   };
   struct Attached {
     std::shared_ptr<Session> session;
@@ -83,8 +85,12 @@ class RequestHandler {
     std::shared_ptr<const void> hold;
     MemoryCharge memory;
   };
-  // Tensors of a request, private to the daemon: views of its payload, or copies of what lay in
-  // shared memory.
+  // Where tensors of a call are kept that lie in shared memory. kPrivate: in memory of the daemon,
+  // for calls that look at them more than once. kInPlace: where they are, for calls that read each
+  // byte once before they check it, or that write rows and never look at them again.
+  enum class Tensors : uint8_t { kPrivate, kInPlace };
+  // Tensors of a request: views of its payload, or copies of what lay in shared memory, or views of
+  // it.
   struct Inputs {
     std::vector<std::span<const std::byte>> tensors;
     std::vector<std::vector<std::byte>> copies;
@@ -93,9 +99,10 @@ class RequestHandler {
     template <typename T>  // float or uint32_t; the size must be whole elements
     Result<std::vector<T>> Elements(size_t i) const;
   };
-  // Results are gathered in private memory and handed over at the end.
+  // Results are gathered in private memory and handed over at the end, or written where they go.
   struct Outputs {
     std::vector<wire::Extent> extents;
+    std::span<std::byte> region;    // where the outputs lie in place; else empty
     std::vector<std::byte> buffer;  // all outputs in sequence
     MemoryCharge memory;
     std::vector<size_t> starts;
@@ -109,8 +116,8 @@ class RequestHandler {
   }
   Result<wire::Json> Dispatch(const Request& request, const ProgressFn& progress,
                               Response* response);
-  Result<Inputs> ReadInputs(const Request& request) const;
-  Result<Outputs> ReadOutputs(const Request& request) const;
+  Result<Inputs> ReadInputs(const Request& request, Tensors where = Tensors::kPrivate) const;
+  Result<Outputs> ReadOutputs(const Request& request, Tensors where = Tensors::kPrivate) const;
   void HandOver(const Request& request, Outputs outputs, Response* response) const;
 
   Status CheckRight(wire::MessageType type) const;
@@ -138,7 +145,7 @@ class RequestHandler {
   // put_calls.cc
   Result<wire::Json> BeginPut(const Request& request);
   Result<wire::Json> OnPut(const Request& request);  // whatever names an open put
-  Result<wire::Json> PutWrite(const Request& request, PutStream& put);
+  Result<wire::Json> PutWrite(const Request& request, Put& put);
   Result<wire::Json> PutQueries(const Request& request, PutStream& put);
   Result<wire::Json> PutCommit(const Put& put, bool* ended);
   Result<wire::Json> Persist(const Request& request);

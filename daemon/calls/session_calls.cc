@@ -224,7 +224,7 @@ Result<Json> RequestHandler::ReadRows(const Request& request, Response* response
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
-  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request, Tensors::kInPlace));
   PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
   PREFIXD_TRY(session->ReadRows(layer, kv_head, ids, rows));
   HandOver(request, std::move(out), response);
@@ -292,7 +292,7 @@ Result<Json> RequestHandler::ReadRange(const Request& request, Response* respons
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(const TokenRange range, RangeOf(request));
-  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request, Tensors::kInPlace));
   PREFIXD_ASSIGN(const auto rows, out.Bytes(0));
   PREFIXD_TRY(session->ReadRange(layer, kv_head, range, rows));
   HandOver(request, std::move(out), response);
@@ -307,7 +307,7 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
   PREFIXD_ASSIGN(slice.heads, FromJson<HeadRange>(request.control, "read_layer"));
   PREFIXD_ASSIGN(const bool head_major, Field<bool>(request.control, "head_major"));
   if (head_major) slice.order = KvOrder::kHeadMajor;
-  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
+  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request, Tensors::kInPlace));
   PREFIXD_ASSIGN(const auto k, out.Bytes(0));
   PREFIXD_ASSIGN(const auto v, out.Bytes(1));
   PREFIXD_TRY(session->ReadLayer(slice, k, v));

@@ -13,7 +13,7 @@ CallQueue::~CallQueue() {
 }
 
 void CallQueue::Add(std::shared_ptr<Call> call) {
-  const bool waits = call->in_turn;
+  const bool waits = call->runs == Runs::kInTurn;
   (waits ? waiting_ : running_).push_back(std::move(call));
   ++(waits ? counters_.calls_waiting : counters_.calls_running);
 }
@@ -28,7 +28,7 @@ std::shared_ptr<Call> CallQueue::Next() {
 }
 
 void CallQueue::End(const Call& call) {
-  if (call.in_turn) GiveTurn();
+  if (call.runs == Runs::kInTurn) GiveTurn();
   const size_t ended = std::erase_if(running_, [&](const auto& c) { return c.get() == &call; });
   PREFIXD_CHECK(ended == 1, ended);
   --counters_.calls_running;
@@ -55,9 +55,9 @@ CallQueue::Calls CallQueue::Cancel(uint64_t request_id) {
   return waited;
 }
 
-void CallQueue::CancelBeside() {
+void CallQueue::CancelLong() {
   for (const auto& call : running_) {
-    if (!call->in_turn) call->canceller.Cancel();
+    if (call->runs == Runs::kLong) call->canceller.Cancel();
   }
 }
 

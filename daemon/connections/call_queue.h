@@ -1,6 +1,7 @@
 // Keeps the calls of one connection from their receipt to their end. Those that run in turn wait
-// for one another; the others begin at once. Any of them can be cancelled: one that waits never
-// begins, one that runs is told, and ends by itself (base/call_scope.h).
+// for one another; the others begin at once, and long ones among them end when the connection
+// shall. Any of them can be cancelled: one that waits never begins, one that runs is told, and ends
+// by itself (base/call_scope.h).
 //
 // Thread-safety: the io thread alone uses it. A Call belongs to the thread that carries it out; its
 // canceller may be used by any.
@@ -19,12 +20,14 @@
 
 namespace prefixd::daemon {
 
+enum class Runs : uint8_t { kInTurn, kBeside, kLong };
+
 // Made before its work begins, so that its end needs no memory.
 struct Call {
-  Call(Frame f, bool turn) : frame(std::move(f)), in_turn(turn) {}
+  Call(Frame f, Runs r) : frame(std::move(f)), runs(r) {}
 
   Frame frame;
-  const bool in_turn;
+  const Runs runs;
   Response response;
   CallCanceller canceller;
   std::string id;  // RequestId; empty until its control part is unpacked
@@ -51,8 +54,7 @@ class CallQueue {
   // Cancels the calls with this id (a client may give several the same). Returns those that waited;
   // they are no part of the queue any more.
   Calls Cancel(uint64_t request_id);
-  // Cancels what runs beside the calls in turn.
-  void CancelBeside();
+  void CancelLong();
   // Cancels all that runs, and returns what waited.
   Calls CancelAll();
 

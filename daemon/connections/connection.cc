@@ -174,7 +174,7 @@ void Connection::Sent(const FrameWriter::Frame& frame) {
 void Connection::Drain() {
   draining_ = true;
   LeaveRing();
-  calls_.CancelBeside();
+  calls_.CancelLong();
   boost::system::error_code ignored;
   stream_.socket().shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
   CloseIfDrained();

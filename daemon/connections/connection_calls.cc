@@ -27,10 +27,22 @@ constexpr uint64_t kSmallControl = 16u << 10;
 constexpr uint32_t kMaxCancelBytes = 256;
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
-bool RunsBeside(MessageType type) {
-  return type == MessageType::kVerify || type == MessageType::kWaitReady ||
-         type == MessageType::kMatch || type == MessageType::kExplain ||
-         type == MessageType::kRewrite || type == MessageType::kPersist;
+Runs RunsOf(const wire::FrameHeader& header) {
+  switch (header.type) {
+    case MessageType::kVerify:
+    case MessageType::kWaitReady:
+    case MessageType::kMatch:
+    case MessageType::kExplain:
+    case MessageType::kRewrite:
+    case MessageType::kPersist:
+      return Runs::kLong;
+    case MessageType::kReadLayer:
+      // The disk reads for one while rows of another are checked and copied. Replies with rows in
+      // them wait for the client to take them, one at a time.
+      return (header.flags & wire::kFlagShared) != 0 ? Runs::kBeside : Runs::kInTurn;
+    default:
+      return Runs::kInTurn;
+  }
 }
 
 // Whether a call gives something back: it is carried out however late it is, so that a client that
@@ -86,12 +98,14 @@ void Connection::Receive(Frame frame) {
   }
   ++calls_in_flight_;
   const MessageType type = frame.header.type;
-  const bool in_turn = !RunsBeside(type);
+  const Runs runs = RunsOf(frame.header);
   reader_.Hold(frame.header.payload_bytes);
-  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(frame), in_turn); });
+  const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(frame), runs); });
   WithMemory([&] { calls_.Add(call); });
-  if (in_turn) return RunNext();
-  auto& pool = type == MessageType::kMatch ? context_.matches : context_.long_calls;
+  if (runs == Runs::kInTurn) return RunNext();
+  auto& pool = runs == Runs::kBeside         ? context_.workers
+               : type == MessageType::kMatch ? context_.matches
+                                             : context_.long_calls;
   pool.Post(tenant_, [self = shared_from_this(), call] { self->Work(call); });
 }
 

@@ -67,17 +67,17 @@ class PutStreamImpl : public PutStream {
     const size_t rows_bytes = std::min<size_t>(kBatchBytes, run.n * (k_token + v_token));
     PREFIXD_TRY(context_.memory.Resize(
         std::max(context_.memory.bytes(), context_.fixed_bytes + 2 * rows_bytes)));
-    // A larger call is checked whole before any of it is written.
+    // A batch is checked once it is copied, because its source may be memory that a client can
+    // still change. A larger call is checked whole before any of it is written.
     const size_t token = k_token + v_token;
     const size_t tile = std::max<size_t>(64, std::bit_floor(kTileBytes / token));
     const size_t batch = std::max<size_t>(1, kBatchBytes / (tile * token)) * tile;
-    if (run.n > batch) PREFIXD_TRY(ForTiles(run, 0, run.n, tile, {.check = true}));
+    if (run.n > batch) PREFIXD_TRY(ForTiles(run, 0, run.n, tile, TileWork::kCheck));
     uint32_t next = begin;  // the first token that is not written
     const auto write = [&]() -> Status {
       for (size_t at = 0; at < run.n; at += batch) {
         const size_t n_batch = std::min(batch, run.n - at);
-        PREFIXD_TRY(
-            ForTiles(run, at, n_batch, tile, {.check = run.n <= batch, .interleave = true}));
+        PREFIXD_TRY(ForTiles(run, at, n_batch, tile, TileWork::kCopy));
         for (size_t t = 0; t < n_batch; t += tile) {
           const auto n_tile = static_cast<uint32_t>(std::min(tile, n_batch - t));
           PREFIXD_TRY(writer_->WriteRows(
@@ -157,18 +157,17 @@ class PutStreamImpl : public PutStream {
     size_t n;
     std::span<const std::byte> k, v;
   };
-  struct TileWork {
-    bool check = false, interleave = false;
-  };
+  enum class TileWork : uint8_t { kCheck, kCopy };
 
-  // Checks that tokens [at, at + n) of the run are finite, or copies their rows into rows_, tile by
-  // tile. The first pass reads memory that no cache holds yet, which is the slow part of a put
-  // where memory is slow: the pool's threads share it, and each tile is read from memory once.
+  // Copies the rows of tokens [at, at + n) of the run into rows_, tile by tile, and checks that
+  // what it has copied is finite, or checks them where they are. The first pass reads memory that
+  // no cache holds yet, which is the slow part of a put where memory is slow: the pool's threads
+  // share it, and each tile is read from memory once.
   Status ForTiles(const KvRun& run, size_t at, size_t n, size_t tile, TileWork work) {
     const KvGeometry& g = context_.geometry;
     const size_t k_token = run.k.size() / run.n, v_token = run.v.size() / run.n;
     const size_t token = k_token + v_token, element = DTypeBytes(g.dtype);
-    if (work.interleave && rows_.size() < n * token) rows_.resize(n * token);
+    if (work == TileWork::kCopy && rows_.size() < n * token) rows_.resize(n * token);
     std::atomic<bool> finite{true};
     PREFIXD_TRY(context_.pool->ParallelFor(
         (n + tile - 1) / tile,
@@ -176,11 +175,16 @@ class PutStreamImpl : public PutStream {
           const size_t t = i * tile, n_tile = std::min(tile, n - t);
           const std::byte* k = run.k.data() + (at + t) * k_token;
           const std::byte* v = run.v.data() + (at + t) * v_token;
-          if (work.check && !(AllFinite(g.dtype, k, n_tile * k_token / element) &&
-                              AllFinite(g.dtype, v, n_tile * v_token / element))) {
-            finite = false;
+          bool all_finite = true;
+          if (work == TileWork::kCopy) {
+            std::byte* const rows = rows_.data() + t * token;
+            Interleave(run.layer, n_tile, k, v, rows);
+            all_finite = AllFinite(g.dtype, rows, n_tile * token / element);
+          } else {
+            all_finite = AllFinite(g.dtype, k, n_tile * k_token / element) &&
+                         AllFinite(g.dtype, v, n_tile * v_token / element);
           }
-          if (work.interleave) Interleave(run.layer, n_tile, k, v, rows_.data() + t * token);
+          if (!all_finite) finite = false;
           return {};
         },
         WorkPriority::kBackground));

@@ -168,6 +168,8 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   std::atomic<int64_t> move_after_ns_{0};  // of the steady clock: no sooner, after a failure
 
   std::atomic<bool> counted_{false};  // in SessionServices::open
+  // When a layer was last read, by this session.
+  std::atomic<std::chrono::steady_clock::time_point> last_read_{};
 
   mutable std::mutex mutex_;
   bool detached_ = false;

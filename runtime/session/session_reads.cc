@@ -113,7 +113,10 @@ Status SessionImpl::ReadStored(const SessionPlan& plan, const LayerSlice& slice,
     from_memory += reads.bytes[static_cast<size_t>(Tier::kHost)];
     return read;
   }));
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+  // Reads that overlap share their time.
+  const auto ended = std::chrono::steady_clock::now();
+  const auto from = std::max(begun, last_read_.exchange(ended));
+  const std::chrono::duration<double> took = ended - from;
   const uint64_t all = heads * storage::RowsBytes(plan.prefix->stored().parts(), row, slice.tokens);
   const uint64_t host = std::min<uint64_t>(all, from_memory);
   services_->rates.NoteRead(host, all - host, took.count());

@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "attention/rows/finite_check.h"
 #include "protocol/shared_region.h"
 #include "tests/daemon/calls/request_fixture.h"
 #include "tests/support/expect_ok.h"
@@ -109,6 +110,72 @@ TEST_F(SharedMemoryAttacks, WhatIsStoredIsOneReadingOfIt) {
   ASSERT_OK((*session)->ReadLayer({.layer = 0, .tokens = {0, 100}}, again, v));
   EXPECT_EQ(k, again);
   EXPECT_OK(store_->Verify("", {}));
+}
+
+// Numbers become NaN and finite again while they are stored: a write is refused, or all that it
+// stores is finite.
+TEST_F(SharedMemoryAttacks, NothingIsStoredThatWasNotChecked) {
+  const auto& p = prompt_;
+  const size_t bytes = p.k[0].size();
+  const std::span<std::byte> rows = clients_.bytes().first(2 * bytes);
+  std::atomic<bool> stop{false};
+  std::thread vandal([&] {
+    std::mt19937_64 rng(prefixd::testing::Seed("SharedMemoryAttacks.NaN"));
+    for (bool nan = true; !stop; nan = !nan) {
+      auto* const at = reinterpret_cast<volatile unsigned char*>(&rows[rng() % (bytes / 2) * 2]);
+      at[0] = 0xff;
+      at[1] = 0x7f;
+      if (nan) continue;
+      for (size_t i = 1; i < rows.size(); i += 2) {
+        *reinterpret_cast<volatile unsigned char*>(&rows[i]) = 0x3f;
+      }
+    }
+  });
+  uint32_t stored = 0, refused = 0;
+  for (uint32_t i = 0; i < 2000 && (i < 200 || stored == 0 || refused == 0); ++i) {
+    std::vector<uint32_t> tokens = p.tokens;
+    tokens[0] = 60'000 + i;
+    auto ids = std::as_bytes(std::span(tokens));
+    const Response begun = Ask(*handler_, MessageType::kBeginPut,
+                               {{"put", {{"model", p.model.name}}}, {"in", {{0, ids.size()}}}},
+                               {ids.begin(), ids.end()});
+    ASSERT_FALSE(begun.error) << begun.error->message;
+    const Json put = begun.control["put"];
+    bool whole = true;
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const Response written = Ask(*handler_, MessageType::kPutWrite,
+                                   {{"put", put},
+                                    {"layer", layer},
+                                    {"first", 0},
+                                    {"n", 100},
+                                    {"in", {{0, bytes}, {bytes, bytes}}}},
+                                   {}, /*shared=*/true);
+      whole = whole && !written.error;
+      if (written.error) {
+        ASSERT_EQ(written.error->code, Code::kInvalidArgument);
+      }
+    }
+    if (!whole) {
+      ++refused;
+      ASSERT_FALSE(Ask(*handler_, MessageType::kPutAbort, {{"put", put}}).error);
+      continue;
+    }
+    ++stored;
+    const Response committed = Ask(*handler_, MessageType::kPutCommit, {{"put", put}});
+    ASSERT_FALSE(committed.error) << committed.error->message;
+    const auto session = store_->Attach(
+        {.model = p.model.name, .tokens = tokens, .policy = {.mode = StepMode::kFull}});
+    ASSERT_OK(session);
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      std::vector<std::byte> k(bytes), v(bytes);
+      ASSERT_OK((*session)->ReadLayer({.layer = layer, .tokens = {0, 100}}, k, v));
+      ASSERT_TRUE(AllFinite(DType::kBf16, k.data(), bytes / 2));
+      ASSERT_TRUE(AllFinite(DType::kBf16, v.data(), bytes / 2));
+    }
+  }
+  stop = true;
+  vandal.join();
+  EXPECT_GT(refused, 0u);
 }
 
 }  // namespace

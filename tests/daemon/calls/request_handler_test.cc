@@ -196,6 +196,47 @@ TEST_F(RequestHandlerTest, PutsAndSessionsEndWithTheConnection) {
   EXPECT_EQ(store_->Stats().value().sessions, 0u);
 }
 
+// Of a write in pieces none is carried out whose predecessor was not.
+TEST_F(RequestHandlerTest, PiecesOfAWriteFollowOneAnother) {
+  auto handler = Handler({"", false, true});
+  const Response put =
+      Ask(*handler, MessageType::kBeginPut,
+          {{"put", {{"model", prompt_.model.name}}}, {"in", {{0, 400}}}}, Tokens());
+  ASSERT_FALSE(put.error) << put.error->message;
+  const auto write = [&](uint32_t layer, uint32_t piece, bool finite = true) {
+    const size_t bytes = 25 * 64;  // of 25 tokens
+    std::vector<std::byte> rows(2 * bytes, std::byte{1});
+    if (!finite) std::fill_n(rows.begin() + 100, 2, std::byte{0x7f});
+    if (!finite) rows[100] = std::byte{0xff};
+    return CodeOf(Ask(*handler, MessageType::kPutWrite,
+                      {{"put", put.control["put"]},
+                       {"layer", layer},
+                       {"first", 25 * piece},
+                       {"n", 25},
+                       {"piece", piece},
+                       {"in", {{0, bytes}, {bytes, bytes}}}},
+                      rows));
+  };
+  constexpr Code kDone = Code::kInternal;  // as CodeOf says where there is no error
+  EXPECT_EQ(write(0, 1), Code::kFailedPrecondition);
+  EXPECT_EQ(write(0, 0), kDone);
+  EXPECT_EQ(write(0, 1, false), Code::kInvalidArgument);
+  EXPECT_EQ(write(0, 2), Code::kFailedPrecondition);
+  EXPECT_EQ(write(0, 3), Code::kFailedPrecondition);
+  for (const uint32_t layer : {1u, 0u}) {
+    if (layer == 1) {
+      EXPECT_EQ(write(layer, 0), kDone);
+    }
+    // The same write goes on as another, which begins with a piece 0.
+    for (uint32_t piece = 1; piece < 4; ++piece) {
+      EXPECT_EQ(write(layer, piece), layer == 1 ? kDone : Code::kFailedPrecondition);
+    }
+  }
+  EXPECT_EQ(CodeOf(Ask(*handler, MessageType::kPutWrite,
+                       {{"put", put.control["put"]}, {"piece", "first"}})),
+            Code::kInvalidArgument);
+}
+
 TEST_F(RequestHandlerTest, OpenPutsAreBounded) {
   auto handler = Handler({"", false, true});
   Json begin = {{"put", {{"model", prompt_.model.name}}}, {"in", {{0, 400}}}};

@@ -81,6 +81,39 @@ TEST_F(DeadClients, AreSeenBehindPayloadsThatFindNoRoom) {
   large.wait();
 }
 
+// A client goes away with a layer's pieces on their way and its last ones unanswered.
+TEST_F(DeadClients, PutsEndWithPiecesOnTheirWay) {
+  auto raw = std::make_unique<RawClient>(daemon_->address());
+  const auto hello = raw->Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}});
+  ASSERT_OK(hello);
+  EXPECT_TRUE((*hello)["pieces"]);
+  const SyntheticPrompt other = MakePrompt(spec_.geometry, 300, Seed("DeadClients.Put"));
+  const auto tokens = std::as_bytes(std::span<const uint32_t>(other.tokens));
+  ASSERT_OK(raw->Send(MessageType::kBeginPut,
+                      {{"put", {{"model", spec_.name}}}, {"in", {{0, tokens.size()}}}}, 0, tokens));
+  const auto begun = raw->Receive();
+  ASSERT_OK(begun);
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    for (uint32_t piece = 0; piece < 3; ++piece) {
+      const auto k = other.K(layer, 100 * piece, 100), v = other.V(layer, 100 * piece, 100);
+      std::vector<std::byte> rows(k.begin(), k.end());
+      rows.insert(rows.end(), v.begin(), v.end());
+      ASSERT_OK(raw->Send(MessageType::kPutWrite,
+                          {{"put", (*begun)["put"]},
+                           {"layer", layer},
+                           {"first", 100 * piece},
+                           {"n", 100},
+                           {"piece", piece},
+                           {"in", {{0, k.size()}, {k.size(), v.size()}}}},
+                          0, rows));
+    }
+  }
+  raw.reset();
+  EXPECT_TRUE(Eventually(
+      [&] { return client_->Server()->connections == 1 && client_->Stats()->puts_aborted == 1; }));
+  EXPECT_EQ(client_->Match({.model = spec_.name, .tokens = other.tokens})->n_tokens, 0u);
+}
+
 TEST_F(DeadClients, ACallThatWaitsCanBeCancelledToo) {
   Json read;
   auto raw = NewClient(read);
