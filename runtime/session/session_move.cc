@@ -25,8 +25,9 @@ using std::chrono::steady_clock;
 
 // After a failure the next attempt waits so long.
 constexpr std::chrono::seconds kMoveAgain{1};
-// Heads that grow now are cut after so long.
+// Heads that grow now are cut after so long, and other sessions do not wait for it for ever.
 constexpr std::chrono::milliseconds kCutAgain{1};
+constexpr int kCutTries = 1000;
 // The ids of moved tokens: no vocabulary has them, and no two of a store are equal.
 constexpr uint32_t kLiveIds = 3u << 30;
 
@@ -177,7 +178,8 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
   }
   ++services_->mover->counters().moves;
   services_->mover->counters().tokens += to - moved;
-  while (!stop.stop_requested()) {
+  // A head that grows all that time is cut after the next move.
+  for (int i = 0; i < kCutTries && !stop.stop_requested(); ++i) {
     PREFIXD_ASSIGN(const bool cut, own_.Cut());
     if (cut) break;
     std::this_thread::sleep_for(kCutAgain);

@@ -111,18 +111,22 @@ class Persister {
     uint32_t at = session->info().n_tokens, base = at;  // behind the last appended token; the first
     if (at <= progress_->derived_from) progress_->derived_from = kNever;
     uint64_t moved = 0;  // counted already
+    const uint64_t deadly_round = moves ? 3 + rng() % 20 : 1;
     const auto full = session->policy();
     for (uint64_t round = 0; at < kTokens; ++round) {
-      const auto n = static_cast<uint32_t>(std::min<uint64_t>(1 + rng() % 90, kTokens - at));
+      const auto n =
+          static_cast<uint32_t>(std::min<uint64_t>(1 + rng() % (moves ? 250 : 90), kTokens - at));
       for (uint32_t l = 0; l < all_.geometry.n_layers; ++l) {
         Must(session->Append(l, n, all_.K(l, at, n), all_.V(l, at, n)));
       }
       at += n;
+      if (round == deadly_round) points_left = deadly_point;
+      if (moves && rng() % 4 == 0) AwaitMoves(*session);
+      if (moves && rng() % 3 != 0 && at < kTokens) continue;
       // More than there are behind a small part: those wait for a later persist.
       const uint32_t upto = at - static_cast<uint32_t>(rng() % 3 == 0 ? rng() % n : 0);
       if (upto == base) continue;
       progress_->begun = std::max(progress_->begun.load(), upto);
-      if (round == (moves ? 8 : 1)) points_left = deadly_point;
       const auto done = session->Persist(Ids(base, upto));
       if (!done.ok()) {
         return Wrong("persist: " + done.error().ToString());
@@ -184,6 +188,14 @@ class Persister {
   }
   void Must(const Status& status) {
     if (!status.ok()) Wrong(status.error().ToString());
+  }
+  // Ends without a word after a while: the disk may be slow.
+  static void AwaitMoves(Session& session) {
+    for (int i = 0; i < 500; ++i) {
+      const SessionReport report = session.report();
+      if (report.own_tokens <= report.own_moved + kMinOwnMemoryTokens) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
   std::vector<uint32_t> Ids(uint32_t begin, uint32_t end) const {
     return {all_.tokens.begin() + begin, all_.tokens.begin() + end};
