@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch test-page dev asan tsan fuzz torture soak bench \
         bench-build bench-model bench-vllm bench-peers llama-cpp results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only compiler-only tidy-changed test-vllm model model-smollm2 phi quality golden reference clean
+        gpu-only compiler-only tidy-changed test-vllm model model-smollm2 traces phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -131,6 +131,10 @@ bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and 
 	@.venv/bin/python bench/engines/model_text.py build/models/smollm2 > build/models/smollm2-licences.json
 	@$(BUILD)/bench/model_bench --json build/model-bench.json
 	@.venv/bin/python bench/engines/splice_bench.py --json build/splice-bench.json
+
+traces: python-module model-smollm2  ## what the real model's attention sees, in build/traces, for benchmarks with --trace (a quarter of an hour; TRACE_ARGS="--kinds code")
+	@scripts/setup_python.sh torch
+	@cd python && ../.venv/bin/python -m prefixd.trace --model ../build/models/smollm2 --out ../build/traces $(TRACE_ARGS)
 
 bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (an hour; VLLM_PEERS_ARGS="--lengths 2050")
 	@scripts/setup_python.sh vllm

@@ -1,6 +1,7 @@
-// Measures how well each estimator completes a step. It prefills a document with a real decoder,
-// stores it, and measures the mean relative l1 error of attention over the stored prompt, against
-// exact attention, on the queries of the text that follows: each estimator alone, the choice per
+// Measures how well each estimator completes a step. It stores what a real model made of a document
+// (by a trace, or by a decoder that reads it now), and measures the mean relative l1 error of
+// attention over the stored prompt, against exact attention, on the queries of what follows: each
+// estimator alone, the choice per
 // head, and tokens spread over heads by missing mass, all at equal budgets. It also measures how
 // well the scores that a search by codes returns give the mass of what the search did not retrieve.
 
@@ -13,6 +14,8 @@
 #include <nlohmann/json.hpp>
 
 #include "attention/reference/diagnostics.h"
+#include "bench/prompts/trace_options.h"
+#include "bench/prompts/traced_store.h"
 #include "bench/selection/scan_masses.h"
 #include "bench/support/bench_main.h"
 #include "decoder/attention/local_attention.h"
@@ -30,11 +33,9 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::filesystem::path model_dir = "models/prefixd-tiny";
-  std::filesystem::path document = "/usr/share/common-licenses/GPL-3";
+  TraceOptions source = {.prompt_tokens = 8000};
   std::filesystem::path dir;
-  uint32_t prompt_tokens = 8000;
-  uint32_t queries = 48;  // taken from the continuation
+  uint32_t queries = 48;  // taken from the continuation, or from the trace
   std::vector<double> budgets = {0.01, 0.02, 0.05};
   std::string estimators =
       "none, moment, moment/r2, moment/r4, moment/r8, moment/r16, moment/full, moment/full/cov, "
@@ -62,8 +63,7 @@ struct Row {
 
 class Bench {
  public:
-  Bench(const Options& options, const decoder::Model& model)
-      : options_(options), model_(model), geometry_(model.Geometry(DType::kBf16)) {}
+  explicit Bench(const Options& options) : options_(options) {}
 
   Status Run() {
     PREFIXD_TRY(Prepare());
@@ -95,15 +95,6 @@ class Bench {
 
  private:
   Status Prepare() {
-    PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model_.config()));
-    demo::DocumentOptions from;
-    from.file = options_.document;
-    from.prompt_tokens = options_.prompt_tokens;
-    from.continuation_tokens = options_.queries * 4;
-    PREFIXD_ASSIGN(const demo::Document document, demo::LoadDocument(from));
-    prompt_ = tokenizer.Encode(document.prompt, /*with_bos=*/true);
-    const auto n = static_cast<uint32_t>(prompt_.size());
-
     RuntimeOptions runtime;
     runtime.dir = options_.dir;
     runtime.choice_budgets = options_.budgets;
@@ -111,11 +102,49 @@ class Bench {
     runtime.recluster = false;
     PREFIXD_ASSIGN(runtime.estimators, ParseVariants(options_.estimators));
     PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
+    PREFIXD_TRY(options_.source.file.empty() ? StoreDocument() : StoreTrace());
+    return RecordTruth();
+  }
+
+  Status StoreTrace() {
+    TraceOptions source = options_.source;
+    source.steps = options_.queries;
+    source.fractions = {};
+    PREFIXD_ASSIGN(const RetrievalTrace trace, MakeTrace(source));
+    geometry_ = trace.geometry;
+    prompt_ = trace.tokens;
+    PREFIXD_ASSIGN(const std::string prefix, PutTrace(*store_, "model", trace, /*queries=*/true));
+    PREFIXD_TRY(store_->WaitReady(prefix, nullptr));
+    const size_t floats = size_t{geometry_.group_size(0)} * geometry_.key_dim;
+    recorded_.resize(trace.heads[0].step_queries.size() / floats);
+    for (size_t s = 0; s < recorded_.size(); ++s) {
+      recorded_[s].q.resize(geometry_.n_layers);
+      for (size_t i = 0; i < trace.heads.size(); ++i) {
+        const auto of = std::span(trace.heads[i].step_queries).subspan(s * floats, floats);
+        auto& q = recorded_[s].q[i / geometry_.n_kv_heads];
+        q.insert(q.end(), of.begin(), of.end());
+      }
+    }
+    return {};
+  }
+
+  Status StoreDocument() {
+    const std::filesystem::path& dir = options_.source.model_dir;
+    PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(dir, {}));
+    geometry_ = model.Geometry(DType::kBf16);
+    PREFIXD_ASSIGN(const auto tokenizer, decoder::ByteTokenizer::For(model.config()));
+    demo::DocumentOptions from;
+    from.file = options_.source.document;
+    from.prompt_tokens = options_.source.prompt_tokens;
+    from.continuation_tokens = options_.queries * 4;
+    PREFIXD_ASSIGN(const demo::Document document, demo::LoadDocument(from));
+    prompt_ = tokenizer.Encode(document.prompt, /*with_bos=*/true);
+    const auto n = static_cast<uint32_t>(prompt_.size());
     ModelSpec spec;
     spec.name = "model";
     spec.geometry = geometry_;
-    PREFIXD_ASSIGN(spec.identity, decoder::ModelIdentity(options_.model_dir, model_.config()));
-    for (const auto& entry : std::filesystem::directory_iterator(options_.model_dir)) {
+    PREFIXD_ASSIGN(spec.identity, decoder::ModelIdentity(dir, model.config()));
+    for (const auto& entry : std::filesystem::directory_iterator(dir)) {
       if (entry.path().filename().string().starts_with("phi-")) {
         spec.feature_maps.push_back(entry.path());
       }
@@ -128,16 +157,17 @@ class Bench {
         local, [&](uint32_t layer, uint32_t first, uint32_t count, std::span<const float> q) {
           if (wrote.ok()) wrote = put->WriteQueries(layer, first, count, q);
         });
-    PREFIXD_TRY(model_.Forward(prompt_, 0, observed, 0, {}));
+    PREFIXD_TRY(model.Forward(prompt_, 0, observed, 0, {}));
     PREFIXD_TRY(wrote);
     PREFIXD_TRY(decoder::PutCache(local.cache(), 0, n, *put));
     PREFIXD_ASSIGN(const PutResult stored, put->Commit());
     PREFIXD_TRY(store_->WaitReady(stored.prefix, nullptr));
-    return Record(tokenizer.Encode(document.continuation, false), n, local);
+    return Record(model, tokenizer.Encode(document.continuation, false), n, local);
   }
 
   // Records evenly spaced tokens of the continuation, decoded exactly.
-  Status Record(const std::vector<uint32_t>& text, uint32_t n, decoder::LocalAttention& local) {
+  Status Record(const decoder::Model& model, const std::vector<uint32_t>& text, uint32_t n,
+                decoder::LocalAttention& local) {
     const size_t spacing = std::max<size_t>(1, text.size() / options_.queries);
     decoder::ObservedAttention observed(
         local, [&](uint32_t layer, uint32_t first, uint32_t, std::span<const float> q) {
@@ -146,8 +176,12 @@ class Bench {
           recorded_.back().q.emplace_back(q.begin(), q.end());
         });
     for (size_t i = 0; i < text.size(); ++i) {
-      PREFIXD_TRY(model_.Forward({&text[i], 1}, n + static_cast<uint32_t>(i), observed, 0, {}));
+      PREFIXD_TRY(model.Forward({&text[i], 1}, n + static_cast<uint32_t>(i), observed, 0, {}));
     }
+    return {};
+  }
+
+  Status RecordTruth() {
     StepPolicy full;
     full.mode = StepMode::kFull;
     PREFIXD_ASSIGN(const auto session, store_->Attach({"model", "", prompt_, "", 0, full}));
@@ -213,11 +247,8 @@ class Bench {
     std::printf("\n%-24s %6s %6s %9s %8s %8s %8s %8s %8s %8s %7s\n", "log Z_R by codes", "K",
                 "share", "as coded", "bias", "dev.", "of lse", "search", "scores", "sums ms",
                 "bytes");
-    TraceOptions from;
-    from.model_dir = options_.model_dir;
-    from.document = options_.document;
-    PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(from));
-    PREFIXD_TRY(Masses("captured, " + std::to_string(trace.n_tokens), HeadTraces(trace)));
+    PREFIXD_ASSIGN(const RetrievalTrace trace, MakeTrace(options_.source));
+    PREFIXD_TRY(Masses("real, " + std::to_string(trace.n_tokens), HeadTraces(trace)));
     for (const uint32_t n : options_.heads) {
       PREFIXD_TRY(Masses("synthetic, " + std::to_string(n), {SyntheticHead({.n_tokens = n})}));
     }
@@ -259,19 +290,22 @@ class Bench {
                       {"errors", row.errors},
                       {"chosen", row.chosen}});
     }
-    PREFIXD_TRY(
-        WriteJson(options_.json_file, json{{"tokens", prompt_.size()},
-                                           {"document", options_.document.filename().string()},
-                                           {"steps", recorded_.size()},
-                                           {"clusters", options_.clusters},
-                                           {"rows", std::move(rows)},
-                                           {"scan_masses", masses_}}));
+    PREFIXD_TRY(WriteJson(options_.json_file, json{{"tokens", prompt_.size()},
+                                                   {"source", Source()},
+                                                   {"steps", recorded_.size()},
+                                                   {"clusters", options_.clusters},
+                                                   {"rows", std::move(rows)},
+                                                   {"scan_masses", masses_}}));
     return {};
   }
 
+  std::string Source() const {
+    const TraceOptions& from = options_.source;
+    return (from.file.empty() ? from.document : from.file).filename().string();
+  }
+
   const Options& options_;
-  const decoder::Model& model_;
-  const KvGeometry geometry_;
+  KvGeometry geometry_;
   std::vector<uint32_t> prompt_;
   std::unique_ptr<LocalStore> store_;
   std::vector<Recorded> recorded_;
@@ -288,8 +322,7 @@ Status Run(Options options) {
   }
   if (own) options.dir = scratch;
   options.dir /= "store";
-  PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(options.model_dir, {}));
-  Status status = Bench(options, model).Run();
+  Status status = Bench(options).Run();
   std::error_code ignored;
   if (own) std::filesystem::remove_all(scratch, ignored);
   return status;
@@ -301,10 +334,9 @@ Status Run(Options options) {
 int main(int argc, char** argv) {
   prefixd::bench::Options options;
   CLI::App app("Output error of each estimator of what a step does not read.");
-  app.add_option("--model", options.model_dir, "Checkpoint directory")->capture_default_str();
-  app.add_option("--document", options.document, "UTF-8 text")->capture_default_str();
+  prefixd::bench::AddTraceSource(app, options.source);
+  prefixd::bench::AddTraceTokens(app, options.source);
   app.add_option("--dir", options.dir, "Where to make the store; default: a temporary directory");
-  app.add_option("--tokens", options.prompt_tokens, "Prompt")->capture_default_str();
   app.add_option("--queries", options.queries, "Recorded steps")->capture_default_str();
   app.add_option("--budgets", options.budgets, "Fractions of the prompt")->capture_default_str();
   app.add_option("--estimators", options.estimators, "Names")->capture_default_str();

@@ -63,7 +63,7 @@ Status Decode(const std::string& of, std::span<const HeadTrace> heads, uint32_t 
 
 Status Run(const Options& options) {
   json steps = json::array();
-  PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+  PREFIXD_ASSIGN(const RetrievalTrace trace, MakeTrace(options.trace));
   const std::vector<HeadTrace> real = HeadTraces(trace);
   std::vector<HeadTrace> synthetic;
   for (uint64_t seed = 1; seed <= options.synthetic_layers * options.synthetic_heads; ++seed) {

@@ -127,7 +127,7 @@ Status Run(const Options& options) {
     out["cases"].push_back({{"case", name}, {"indexes", rows}});
   };
   if (options.real) {
-    PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+    PREFIXD_ASSIGN(const RetrievalTrace trace, MakeTrace(options.trace));
     const std::vector<HeadTrace> heads = HeadTraces(trace);
     PREFIXD_ASSIGN(const auto results, MeasureIndexes(heads, options.measure));
     add("real decode, " + std::to_string(trace.n_tokens) + " tokens, " +

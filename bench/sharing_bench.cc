@@ -22,7 +22,7 @@ struct Options {
 };
 
 Status Run(const Options& options) {
-  PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+  PREFIXD_ASSIGN(const RetrievalTrace trace, MakeTrace(options.trace));
   std::vector<StepPolicy::Sharing> settings;
   for (const uint32_t block : {8u, 16u, 20u}) {
     for (const double similarity : {0.9, 0.8, 0.6, 0.4, -1.0}) {

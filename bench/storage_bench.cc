@@ -257,7 +257,7 @@ Status Run(const Options& options) {
   PREFIXD_TRY(MeasureDisk(options, report));
   if (options.Wants(kAmplification) || options.Wants(kEncoding)) {
     std::fprintf(stderr, "   capturing what a real model retrieves ...\n");
-    PREFIXD_ASSIGN(const RetrievalTrace trace, CaptureTrace(options.trace));
+    PREFIXD_ASSIGN(const RetrievalTrace trace, MakeTrace(options.trace));
     if (options.Wants(kAmplification)) PREFIXD_TRY(MeasureAmplification(options, trace, report));
     if (options.Wants(kEncoding)) MeasureEncoding(trace, options.speed.pairs, report);
   }

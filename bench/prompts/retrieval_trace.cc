@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/prompts/trace_file.h"
 #include "decoder/attention/local_attention.h"
 #include "decoder/checkpoint/tokenizer.h"
 #include "decoder/model/model.h"
 #include "demo/document.h"
 #include "index/search/key_index.h"
 #include "runtime/derived/query_samples.h"
+#include "runtime/work/thread_pool.h"
 
 namespace prefixd::bench {
 namespace {
@@ -42,7 +44,10 @@ class Capture {
   }
 
  private:
-  uint32_t Steps() const { return static_cast<uint32_t>(trace_.heads[0].sets[0].size()); }
+  uint32_t Steps() const {
+    const size_t floats = size_t{trace_.geometry.group_size(0)} * trace_.geometry.key_dim;
+    return static_cast<uint32_t>(trace_.heads[0].step_queries.size() / floats);
+  }
 
   Status Prefill(const std::vector<uint32_t>& prompt) {
     const KvGeometry& g = trace_.geometry;
@@ -73,53 +78,36 @@ class Capture {
         head.sample_queries.insert(head.sample_queries.end(), q.begin() + ptrdiff_t(at),
                                    q.begin() + ptrdiff_t(at + group));
       }
-      head.sets.resize(options_.fractions.size());
     }
+    trace_.sampled_at = samples.layers[0].positions;
     return {};
   }
 
   // Runs `tokens` one by one after the prompt and removes them again; records steps from number
   // `counted_from` on.
   Status Decode(std::span<const uint32_t> tokens, size_t counted_from = 0) {
-    Status recorded;
     size_t step = 0;
     decoder::ObservedAttention observed(
         local_, [&](uint32_t layer, uint32_t, uint32_t, std::span<const float> q) {
-          if (step >= counted_from && recorded.ok()) recorded = Record(layer, q);
+          if (step >= counted_from) Record(layer, q);
         });
     for (; step < tokens.size(); ++step) {
       const auto at = trace_.n_tokens + static_cast<uint32_t>(step);
       PREFIXD_TRY(model_.Forward({&tokens[step], 1}, at, observed, 0, {}));
-      PREFIXD_TRY(recorded);
     }
     local_.TruncateTo(trace_.n_tokens);
     return {};
   }
 
   // Records q, [n_q_heads][key_dim] of one token.
-  Status Record(uint32_t layer, std::span<const float> q) {
+  void Record(uint32_t layer, std::span<const float> q) {
     const KvGeometry& g = trace_.geometry;
-    const auto exact = index::MakeExactIndex(trace_.mid);
     const size_t group = size_t{g.group_size(0)} * g.key_dim;
     for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-      RetrievalTrace::Head& head = trace_.heads[size_t{layer} * g.n_kv_heads + h];
-      index::SearchRequest request;
-      request.queries = q.subspan(h * group, group);
-      head.step_queries.insert(head.step_queries.end(), request.queries.begin(),
-                               request.queries.end());
-      request.group = g.group_size(0);
-      request.layer = g.layers[layer];
-      request.candidates = trace_.mid;
-      request.keys = {reinterpret_cast<const std::byte*>(head.keys.data()), trace_.n_tokens,
-                      g.key_dim * sizeof(float), RowShape{g.key_dim, 0, DType::kF32}};
-      for (size_t f = 0; f < options_.fractions.size(); ++f) {
-        request.k =
-            static_cast<uint32_t>(std::ceil(options_.fractions[f] * double(trace_.mid.size())));
-        PREFIXD_ASSIGN(Selection selection, exact->Search(request));
-        head.sets[f].push_back(std::move(selection.ids));
-      }
+      const auto own = q.subspan(h * group, group);
+      auto& queries = trace_.heads[size_t{layer} * g.n_kv_heads + h].step_queries;
+      queries.insert(queries.end(), own.begin(), own.end());
     }
-    return {};
   }
 
   const TraceOptions& options_;
@@ -127,8 +115,6 @@ class Capture {
   decoder::LocalAttention local_;
   RetrievalTrace trace_;
 };
-
-}  // namespace
 
 Result<RetrievalTrace> CaptureTrace(const TraceOptions& options) {
   PREFIXD_ASSIGN(const decoder::Model model, decoder::Model::Load(options.model_dir, {}));
@@ -141,6 +127,44 @@ Result<RetrievalTrace> CaptureTrace(const TraceOptions& options) {
   from.continuation_tokens = std::max(2u, options.steps / 2);
   PREFIXD_ASSIGN(const demo::Document document, demo::LoadDocument(from));
   return Capture(options, model).Run(document, tokenizer);
+}
+
+// Finds the exact Top-K of each step of a head.
+Status FindSets(const RetrievalTrace& trace, std::span<const double> fractions, size_t index,
+                RetrievalTrace::Head& head) {
+  const KvGeometry& g = trace.geometry;
+  const auto layer = static_cast<uint32_t>(index / g.n_kv_heads);
+  const auto exact = index::MakeExactIndex(trace.mid);
+  const size_t floats = size_t{g.group_size(layer)} * g.key_dim;
+  head.sets.resize(fractions.size());
+  index::SearchRequest request;
+  request.group = g.group_size(layer);
+  request.layer = g.layers[layer];
+  request.candidates = trace.mid;
+  request.keys = {reinterpret_cast<const std::byte*>(head.keys.data()), trace.n_tokens,
+                  g.key_dim * sizeof(float), RowShape{g.key_dim, 0, DType::kF32}};
+  for (size_t at = 0; at < head.step_queries.size(); at += floats) {
+    request.queries = std::span(head.step_queries).subspan(at, floats);
+    for (size_t f = 0; f < fractions.size(); ++f) {
+      request.k = static_cast<uint32_t>(std::ceil(fractions[f] * double(trace.mid.size())));
+      PREFIXD_ASSIGN(Selection selection, exact->Search(request));
+      head.sets[f].push_back(std::move(selection.ids));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<RetrievalTrace> MakeTrace(const TraceOptions& options) {
+  PREFIXD_ASSIGN(RetrievalTrace trace, options.file.empty()
+                                           ? CaptureTrace(options)
+                                           : ReadTraceFile(options.file, options.steps));
+  ThreadPool pool(0);
+  PREFIXD_TRY(pool.ParallelFor(trace.heads.size(), [&](size_t i) {
+    return FindSets(trace, options.fractions, i, trace.heads[i]);
+  }));
+  return trace;
 }
 
 }  // namespace prefixd::bench

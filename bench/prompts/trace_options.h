@@ -1,4 +1,4 @@
-// Defines options of benchmarks that capture a real model's retrieval; each benchmark adds those
+// Defines options of benchmarks that read what a real model retrieves; each benchmark adds those
 // that it varies.
 #pragma once
 
@@ -8,8 +8,12 @@
 
 namespace prefixd::bench {
 
-// Adds --model and --document.
+// Adds --trace, --model and --document.
 inline void AddTraceSource(CLI::App& app, TraceOptions& trace) {
+  app.add_option("--trace", trace.file,
+                 "What a real model saw, as python -m prefixd.trace recorded it; without it the "
+                 "decoder reads --document")
+      ->check(CLI::ExistingFile);
   app.add_option("--model", trace.model_dir, "Checkpoint whose retrieval is captured")
       ->capture_default_str();
   app.add_option("--document", trace.document, "What it reads: UTF-8 text")->capture_default_str();
@@ -24,7 +28,7 @@ inline void AddTraceTokens(CLI::App& app, TraceOptions& trace) {
 
 // Adds --steps.
 inline void AddTraceSteps(CLI::App& app, TraceOptions& trace) {
-  app.add_option("--steps", trace.steps, "Decoded steps")
+  app.add_option("--steps", trace.steps, "Decoded steps; of a trace, in runs spread over all of it")
       ->check(CLI::Range(2, 4096))
       ->capture_default_str();
 }

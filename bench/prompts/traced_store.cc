@@ -9,7 +9,49 @@ namespace {
 
 constexpr uint32_t kRunTokens = 4096;
 
+// Returns [n][n_kv_heads][dim] of a layer, in the stored dtype.
+std::vector<std::byte> LayerBytes(const RetrievalTrace& trace, uint32_t layer,
+                                  std::vector<float> RetrievalTrace::Head::*part, uint32_t dim) {
+  const KvGeometry& g = trace.geometry;
+  std::vector<float> all;
+  all.reserve(size_t{trace.n_tokens} * g.n_kv_heads * dim);
+  for (size_t t = 0; t < trace.n_tokens; ++t) {
+    for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+      const auto& of_head = trace.heads[size_t{layer} * g.n_kv_heads + h].*part;
+      const auto row = of_head.begin() + static_cast<ptrdiff_t>(t * dim);
+      all.insert(all.end(), row, row + dim);
+    }
+  }
+  std::vector<std::byte> bytes(all.size() * DTypeBytes(g.dtype));
+  FromFloat(g.dtype, all, bytes.data());
+  return bytes;
+}
+
 }  // namespace
+
+Result<std::string> PutTrace(Store& store, const std::string& model, const RetrievalTrace& trace,
+                             bool queries) {
+  const KvGeometry& g = trace.geometry;
+  PREFIXD_TRY(store.RegisterModel({model, g, {{"weights", "trace"}}, {}}));
+  PREFIXD_ASSIGN(const auto put, store.BeginPut({model, "", trace.tokens, "trace"}));
+  for (uint32_t layer = 0; layer < g.n_layers && put->missing().size() > 0; ++layer) {
+    const auto k = LayerBytes(trace, layer, &RetrievalTrace::Head::keys, g.key_dim);
+    const auto v = LayerBytes(trace, layer, &RetrievalTrace::Head::values, g.value_dim);
+    PREFIXD_TRY(put->Write(layer, 0, trace.n_tokens, k, v));
+    const size_t floats = size_t{g.group_size(layer)} * g.key_dim;
+    for (size_t s = 0; queries && s < trace.sampled_at.size(); ++s) {
+      std::vector<float> q;
+      for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+        const auto& head = trace.heads[size_t{layer} * g.n_kv_heads + h];
+        const auto of = std::span(head.sample_queries).subspan(s * floats, floats);
+        q.insert(q.end(), of.begin(), of.end());
+      }
+      PREFIXD_TRY(put->WriteQueries(layer, trace.sampled_at[s], 1, q));
+    }
+  }
+  PREFIXD_ASSIGN(const PutResult stored, put->Commit());
+  return stored.prefix;
+}
 
 TracedPrompt::TracedPrompt(std::span<const HeadTrace> heads, uint32_t n_layers)
     : heads_(heads), n_tokens_(static_cast<uint32_t>(heads[0].view().count)) {

@@ -8,11 +8,18 @@
 #include <vector>
 
 #include "bench/prompts/head_trace.h"
+#include "bench/prompts/retrieval_trace.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/result.h"
 #include "runtime/store/local_store.h"
 
 namespace prefixd::bench {
+
+// Writes and commits a whole trace as a prompt of a model of this name, which it registers; returns
+// its prefix. With `queries` the put keeps the trace's samples, so that what depends on them is
+// made.
+Result<std::string> PutTrace(Store& store, const std::string& model, const RetrievalTrace& trace,
+                             bool queries);
 
 // Borrows the traces. All have the same shape, number of tokens and number of steps. They are split
 // evenly among n_layers layers (at least 1), in order.

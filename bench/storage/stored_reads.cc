@@ -3,7 +3,7 @@
 #include <chrono>
 #include <memory>
 
-#include "attention/rows/rows.h"
+#include "bench/prompts/traced_store.h"
 #include "runtime/store/local_store.h"
 #include "storage/segment/segment_layout.h"
 #include "storage/store/prefix_store.h"
@@ -42,35 +42,9 @@ class Replay {
   Status Store(bool recluster) {
     runtime_.recluster = recluster;
     PREFIXD_ASSIGN(const auto store, prefixd::LocalStore::Open(runtime_));
-    const KvGeometry& g = trace_.geometry;
-    PREFIXD_TRY(store->RegisterModel({kModel, g, {{"weights", "trace"}}, {}}));
-    PREFIXD_ASSIGN(const auto put, store->BeginPut({kModel, "", trace_.tokens, "trace"}));
-    for (uint32_t layer = 0; layer < g.n_layers && put->missing().size() > 0; ++layer) {
-      const auto k = Bytes(layer, &RetrievalTrace::Head::keys, g.key_dim);
-      const auto v = Bytes(layer, &RetrievalTrace::Head::values, g.value_dim);
-      PREFIXD_TRY(put->Write(layer, 0, trace_.n_tokens, k, v));
-    }
-    PREFIXD_ASSIGN(const PutResult stored, put->Commit());
-    PREFIXD_TRY(store->WaitReady(stored.prefix, nullptr));
+    PREFIXD_ASSIGN(const std::string prefix, PutTrace(*store, kModel, trace_, /*queries=*/false));
+    PREFIXD_TRY(store->WaitReady(prefix, nullptr));
     return store->WaitRewritten(nullptr);
-  }
-
-  // Returns [n][n_kv_heads][dim] in the stored dtype.
-  std::vector<std::byte> Bytes(uint32_t layer, std::vector<float> RetrievalTrace::Head::*part,
-                               uint32_t dim) const {
-    const KvGeometry& g = trace_.geometry;
-    std::vector<float> all;
-    all.reserve(size_t{trace_.n_tokens} * g.n_kv_heads * dim);
-    for (size_t t = 0; t < trace_.n_tokens; ++t) {
-      for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
-        const auto& of_head = trace_.heads[size_t{layer} * g.n_kv_heads + h].*part;
-        const auto row = of_head.begin() + static_cast<ptrdiff_t>(t * dim);
-        all.insert(all.end(), row, row + dim);
-      }
-    }
-    std::vector<std::byte> bytes(all.size() * DTypeBytes(g.dtype));
-    FromFloat(g.dtype, all, bytes.data());
-    return bytes;
   }
 
   Result<StoredReads> Read(const char* name, RowPart part, bool reclustered) const {

@@ -129,14 +129,19 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
       }
       const auto peer = std::make_shared<Peer>(std::move(socket), io_);
       peers_.insert(peer);
-      asio::co_spawn(
-          io_, [self, peer] { return self->Talk(self, peer); },
-          [self, peer](const std::exception_ptr&) {  // most likely std::bad_alloc
-            ++peer->lease;
-            peer->timer.cancel();
-            CloseSocket(*peer);
-            self->peers_.erase(peer);
-          });
+      try {
+        asio::co_spawn(
+            io_, [self, peer] { return self->Talk(self, peer); },
+            [self, peer](const std::exception_ptr&) {  // most likely std::bad_alloc
+              ++peer->lease;
+              peer->timer.cancel();
+              CloseSocket(*peer);
+              self->peers_.erase(peer);
+            });
+      } catch (...) {  // the same, before the conversation began; its place is free again
+        peers_.erase(peer);
+        throw;
+      }
     }
     (void)self;
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <cstdio>
 #include <functional>
 #include <limits>
 #include <map>
@@ -33,11 +34,21 @@ constexpr bool kIsList = false;
 template <typename T>
 constexpr bool kIsList<std::vector<T>> = true;
 
-// Names come from clients, and Prometheus takes UTF-8 alone.
+// Names come from clients, and Prometheus takes UTF-8 alone, each series once: different names stay
+// different.
 std::string Utf8(const std::string& text) {
   using nlohmann::json;
-  return json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace))
-      .get<std::string>();
+  const std::string replaced =
+      json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace))
+          .get<std::string>();
+  if (replaced == text && text.find('\\') == text.npos) return text;
+  std::string escaped;
+  for (const unsigned char c : text) {
+    char hex[5] = {char(c)};
+    if (c >= 0x80 || c == '\\') std::snprintf(hex, sizeof(hex), "\\x%02x", c);
+    escaped += hex;
+  }
+  return escaped;
 }
 
 std::string WithoutEnd(std::string name, std::string_view end) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "attention/rows/rows.h"
+#include "base/capture_errors.h"
 
 // Loops over tokens and dimensions run at the width of the machine, whatever the module was built
 // for.
@@ -195,19 +196,31 @@ Status PagedAttention::Attend(std::span<const std::byte> cache, const LayerGeome
       for (uint32_t head = 0; head < heads; ++head) tasks.push_back({s, first, n, head});
     }
   }
-  std::atomic<size_t> next = 0;
-  const auto run = [&] {
-    Tile tile;
-    for (size_t i = next++; i < tasks.size(); i = next++) {
-      const Task& task = tasks[i];
-      AttendHead(cache, layer, n_q_heads, sequences[task.sequence], task.first, task.n, task.head,
-                 &tile);
-    }
-  };
   const uint64_t wanted = std::min<uint64_t>({threads, tasks.size(), 1 + work / kThreadWork});
-  std::vector<std::jthread> others;
-  for (uint64_t i = 1; i < wanted; ++i) others.emplace_back(run);
-  run();
+  std::vector<Status> ended(std::max<uint64_t>(wanted, 1));
+  std::atomic<size_t> next = 0;
+  const auto run = [&](size_t thread) {
+    ended[thread] = CaptureErrors([&]() -> Status {
+      Tile tile;
+      for (size_t i = next++; i < tasks.size(); i = next++) {
+        const Task& task = tasks[i];
+        AttendHead(cache, layer, n_q_heads, sequences[task.sequence], task.first, task.n, task.head,
+                   &tile);
+      }
+      return {};
+    });
+  };
+  {
+    std::vector<std::jthread> others;
+    // Where no more threads can be had, those that there are do the work.
+    (void)CaptureErrors([&]() -> Status {
+      others.reserve(wanted);
+      for (size_t i = 1; i < wanted; ++i) others.emplace_back(run, i);
+      return {};
+    });
+    run(0);
+  }
+  for (const Status& status : ended) PREFIXD_TRY(status);
   return {};
 }
 

@@ -111,7 +111,7 @@ class RocksCatalog final : public Catalog {
     for (GoneRecord record : change.gone) {
       PREFIXD_ASSIGN(const std::vector<BlockHash> hashes, HashesOf(record.id));
       record.blocks = SampleBlocks(hashes);
-      PREFIXD_TRY(gone_.Add(*db_, record, batch));
+      gone_.Add(*db_, record, batch);
     }
     for (const SegmentId& id : change.remove) {
       PREFIXD_TRY(DeleteHashes(batch, id));
@@ -141,7 +141,7 @@ class RocksCatalog final : public Catalog {
 
   Status NoteGone(const GoneRecord& record) override {
     rocksdb::WriteBatch batch = NewBatch();
-    PREFIXD_TRY(gone_.Add(*db_, record, batch));
+    gone_.Add(*db_, record, batch);
     return Write(batch, false, "recording what is gone");
   }
 

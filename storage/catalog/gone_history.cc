@@ -55,11 +55,12 @@ Status GoneHistory::Load(rocksdb::DB& db) {
   return {};
 }
 
-Status GoneHistory::Drop(rocksdb::DB& db, uint64_t number, rocksdb::WriteBatch& batch) {
+// A record that cannot be read goes all the same, so that it does not stand in the way of removals.
+// Its blocks' entries stay; Find passes over them.
+void GoneHistory::Drop(rocksdb::DB& db, uint64_t number, rocksdb::WriteBatch& batch) {
   std::string value;
   const std::string key = "r" + Number(number);
   const rocksdb::Status read = db.Get(rocksdb::ReadOptions(), key, &value);
-  if (!read.ok() && !read.IsNotFound()) return GoneError(read);
   if (const auto record = DecodeGone(value); read.ok() && record.ok()) {
     for (const BlockHash& block : record->blocks) batch.Delete(BlockKey(block) + Number(number));
   }
@@ -69,27 +70,25 @@ Status GoneHistory::Drop(rocksdb::DB& db, uint64_t number, rocksdb::WriteBatch& 
   std::erase(own->second, number);
   if (own->second.empty()) of_tenant_.erase(own);
   tenant_of_.erase(at);
-  return {};
 }
 
 // The lists may run ahead of a batch that then fails: that costs a record, and the next Load counts
 // anew.
-Status GoneHistory::Add(rocksdb::DB& db, const GoneRecord& record, rocksdb::WriteBatch& batch) {
+void GoneHistory::Add(rocksdb::DB& db, const GoneRecord& record, rocksdb::WriteBatch& batch) {
   std::lock_guard lock(mutex_);
   while (tenant_of_.size() >= kMaxGone) {
-    PREFIXD_TRY(Drop(db, tenant_of_.begin()->first, batch));
+    Drop(db, tenant_of_.begin()->first, batch);
   }
   while (true) {
     const auto own = of_tenant_.find(record.tenant);
     if (own == of_tenant_.end() || own->second.size() < kMaxGoneOfTenant) break;
-    PREFIXD_TRY(Drop(db, own->second.front(), batch));
+    Drop(db, own->second.front(), batch);
   }
   const uint64_t number = next_++;
   batch.Put("r" + Number(number), EncodeGone(record));
   for (const BlockHash& block : record.blocks) batch.Put(BlockKey(block) + Number(number), "");
   tenant_of_[number] = record.tenant;
   of_tenant_[record.tenant].push_back(number);
-  return {};
 }
 
 Result<std::optional<GoneRecord>> GoneHistory::Find(rocksdb::DB& db, std::string_view tenant,

@@ -33,15 +33,16 @@ inline constexpr size_t kMaxGone = 8192, kMaxGoneOfTenant = 512;
 class GoneHistory {
  public:
   Status Load(rocksdb::DB& db);
-  // Adds the record to the batch, and the removal of those that give way to it.
-  Status Add(rocksdb::DB& db, const GoneRecord& record, rocksdb::WriteBatch& batch);
+  // Adds the record to the batch, and the removal of those that give way to it, whether they can be
+  // read or not.
+  void Add(rocksdb::DB& db, const GoneRecord& record, rocksdb::WriteBatch& batch);
   // Returns the latest record of this tenant that names the block. A record that does not decode is
   // left out.
   Result<std::optional<GoneRecord>> Find(rocksdb::DB& db, std::string_view tenant,
                                          const BlockHash& block) const;
 
  private:
-  Status Drop(rocksdb::DB& db, uint64_t number, rocksdb::WriteBatch& batch);
+  void Drop(rocksdb::DB& db, uint64_t number, rocksdb::WriteBatch& batch);
 
   mutable std::mutex mutex_;
   uint64_t next_ = 1;

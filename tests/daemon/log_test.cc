@@ -1,4 +1,5 @@
 // Tests the structured log: its form, slow steps, and the ids of requests.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
@@ -57,12 +58,16 @@ class LogTest : public RingTest {
 };
 
 TEST_F(LogTest, WhatClientsNameStaysInItsMember) {
-  const std::string evil = "a\"},{\"level\":\"x\"\n\x1b[2J\xff";
+  const std::string evil = "a\"},{\"level\":\"x\"\n\x1b[2J\x7f\xc2\x9b\xff";
   LogEvent(LogLevel::kWarn, "an event", {{"tenant", evil}, {"n", 7}});
   const json line = LastWith("an event");
   EXPECT_EQ(line["level"], "warning");
   EXPECT_EQ(line["n"], 7);
-  EXPECT_EQ(line["tenant"], "a\"},{\"level\":\"x\"\n\x1b[2J\xef\xbf\xbd");
+  EXPECT_EQ(line["tenant"], "a\"},{\"level\":\"x\"\n\x1b[2J\x7f\xc2\x9b\xef\xbf\xbd");
+  // A terminal that shows the file obeys none of it.
+  const std::string raw = ReadFile(LogFile());
+  EXPECT_TRUE(
+      std::ranges::all_of(raw, [](char c) { return c == '\n' || (c >= 0x20 && c < 0x7f); }));
   EXPECT_EQ(line["time"].get<std::string>().size(), std::string("2026-01-02T03:04:05.678Z").size());
 }
 

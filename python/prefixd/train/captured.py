@@ -93,7 +93,7 @@ class Captured:
         files = {(layer, w): self._map(layer, w) for layer in s.layers for w in "qk"}
         at = 0
 
-        def sink(layer: int, query: Tensor, key: Tensor) -> None:
+        def sink(layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
             if (layer, "q") not in files:
                 return
             files[layer, "q"][at] = _bits(query[0, :, s.length :])

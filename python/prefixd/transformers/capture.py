@@ -1,4 +1,4 @@
-"""Captures the queries and keys that a model's attention sees (after RoPE and any norms of them,
+"""Captures the queries, keys and values that a model's attention sees (after RoPE and any norms of them,
 unscaled) through the attention interface, where the splice takes them, too."""
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from prefixd.transformers.identity import attention_layers
 
 NAME = "prefixd-capture"
 _ATTRIBUTE = "_prefixd_capture"
-# A sink receives (layer, q [B, Hq, n, dh], k [B, Hkv, m, dh]) of each layer, as it attends.
-Sink = Callable[[int, torch.Tensor, torch.Tensor], None]
+# A sink receives (layer, q [B, Hq, n, dh], k [B, Hkv, m, dh], v [B, Hkv, m, dv]) of each layer, as it
+# attends.
+Sink = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def _attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    getattr(module, _ATTRIBUTE)(query, key)
-    return attention(module, query, key, *args, **kwargs)
+    getattr(module, _ATTRIBUTE)(query, key, value)
+    return attention(module, query, key, value, *args, **kwargs)
 
 
 @contextmanager
@@ -38,8 +44,8 @@ def captured(model: PreTrainedModel, sink: Sink) -> Iterator[None]:
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
-    def tap(index: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
-        return lambda query, key: sink(index, query, key)
+    def tap(index: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+        return lambda query, key, value: sink(index, query, key, value)
 
     try:
         for index, module in enumerate(modules):

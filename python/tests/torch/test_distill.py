@@ -67,7 +67,7 @@ def test_what_is_captured_is_what_attends(family: str) -> None:
     model = make(family)
     ids = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(0))
     taken: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    with captured(model, lambda layer, q, k: taken.update({layer: (q, k)})), torch.no_grad():
+    with captured(model, lambda layer, q, k, v: taken.update({layer: (q, k)})), torch.no_grad():
         spliced = model(ids, use_cache=False).logits
     with torch.no_grad():
         native = model(ids, use_cache=False, output_attentions=True)

@@ -222,6 +222,22 @@ TEST(MetricsTest, ManyTenantsAreNotAllNamed) {
   }
 }
 
+// Names are bytes, labels UTF-8: what is escaped still tells them apart.
+TEST(MetricsTest, NamesThatAreNotUtf8StayApart) {
+  const std::vector<std::string> names = {"a\xff", "a\xfe", "a\\xff", "a\xc3\xa4", "a\xc3\xa4\xff"};
+  RuntimeStats runtime;
+  std::map<std::string, uint64_t> prefixes;
+  for (const std::string& name : names) prefixes[name] = 1 + prefixes.size();
+  const auto watch = std::make_unique<daemon::Watch::Report>();
+  const Exposition e = ParseExposition(daemon::MetricsText(
+      {{.sees = daemon::Viewer::Sees::kAll}, {}, runtime, *watch, prefixes, true}));
+  EXPECT_TRUE(e.wrong.empty()) << e.wrong.front();
+  size_t series = 0;
+  for (const auto& [key, value] : e.values) series += key.starts_with("prefixd_tenant_prefixes{");
+  EXPECT_EQ(series, names.size());
+  EXPECT_EQ(e.Of("prefixd_tenant_prefixes{tenant=\"a\xc3\xa4\"}"), prefixes["a\xc3\xa4"]);
+}
+
 // It stops in order while readers ask and others hold connections.
 TEST_F(HttpTest, ItStopsWhileReadersAsk) {
   Start();
