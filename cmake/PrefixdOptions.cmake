@@ -57,6 +57,11 @@ endif()
 if(PREFIXD_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${PREFIXD_SANITIZE}>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
+  if(PREFIXD_SANITIZE MATCHES "undefined")
+    # The address sanitizer finds null pointers that are used, and object-size sees little without
+    # optimisation: the two take a quarter of the time to compile.
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=null$<COMMA>object-size>)
+  endif()
   # The sanitizer's dlopen does not search the caller's RUNPATH. The older RPATH of a program holds
   # for everything that the program loads.
   add_link_options(-fsanitize=${PREFIXD_SANITIZE} -Wl,--disable-new-dtags)

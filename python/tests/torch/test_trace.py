@@ -80,7 +80,9 @@ def test_windows_are_refused() -> None:
         record(gemma, Conversation("test", "made", [1] * 520, lambda: iter([])), 1, silent)
 
 
-def test_the_command_writes_a_file_once(model: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_file_once(
+    model: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("A store keeps what a model read. " * 40)
     args = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--tokens", "700", "--device", "cpu"]
