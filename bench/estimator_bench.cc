@@ -67,7 +67,7 @@ class Bench {
 
   Status Run() {
     PREFIXD_TRY(Prepare());
-    PREFIXD_ASSIGN(const auto variants, ParseVariants(options_.estimators));
+    PREFIXD_ASSIGN(const auto variants, Variants());
     for (const std::string& selector : options_.selectors) {
       for (const double budget : options_.budgets) {
         StepPolicy policy;
@@ -94,13 +94,22 @@ class Bench {
   }
 
  private:
+  // A trace has no feature maps.
+  Result<std::vector<EstimatorVariant>> Variants() const {
+    PREFIXD_ASSIGN(auto variants, ParseVariants(options_.estimators));
+    if (!options_.source.file.empty()) {
+      std::erase_if(variants, [](const auto& v) { return v.kind == EstimatorKind::kPhi; });
+    }
+    return variants;
+  }
+
   Status Prepare() {
     RuntimeOptions runtime;
     runtime.dir = options_.dir;
     runtime.choice_budgets = options_.budgets;
     runtime.clusters = options_.clusters;
     runtime.recluster = false;
-    PREFIXD_ASSIGN(runtime.estimators, ParseVariants(options_.estimators));
+    PREFIXD_ASSIGN(runtime.estimators, Variants());
     PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     PREFIXD_TRY(options_.source.file.empty() ? StoreDocument() : StoreTrace());
     return RecordTruth();

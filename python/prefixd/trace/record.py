@@ -105,6 +105,11 @@ class _Run:
         )  # fmt: skip
         return int(out.logits[0, -1].argmax())
 
+    def forget(self) -> None:
+        """Removes what stands behind the prompt."""
+        if (behind := self.cache.get_seq_length() - self.recorder.prompt) > 0:
+            self.cache.crop(-behind)
+
     def turn(self, turn: Turn, most: int) -> list[int]:
         """Returns the tokens of the turn's steps, at most `most`."""
         if turn.forced:
@@ -158,7 +163,7 @@ def record(
             new = run.turn(turn, steps - len(tokens))
             tokens += new
             turns.append(len(new))
-            run.cache.crop(len(prompt))
+            run.forget()
     return Trace(
         conversation.kind, conversation.source, prompt, recorder.sampled_at, tokens, turns, recorder.layers,
         [(layer.scale, layer.softcap) for layer in layers],
