@@ -85,8 +85,8 @@ class JsonFormatter final : public spdlog::formatter {
     if (current_event != nullptr) {
       for (const auto& [name, value] : current_event->fields.items()) line[name] = value;
     }
-    const std::string written = line.dump(-1, ' ', /*ensure_ascii=*/true,
-                                          nlohmann::ordered_json::error_handler_t::replace);
+    const std::string written =
+        line.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::ordered_json::error_handler_t::replace);
     out.append(written.data(), written.data() + written.size());
     out.push_back('\n');
   }
