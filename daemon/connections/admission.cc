@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "prefixd/version.h"
+#include "protocol/step_frame.h"
 
 namespace prefixd::daemon {
 namespace {
