@@ -132,7 +132,7 @@ bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and 
 	@$(BUILD)/bench/model_bench --json build/model-bench.json
 	@.venv/bin/python bench/engines/splice_bench.py --json build/splice-bench.json
 
-traces: python-module model-smollm2  ## what the real model's attention sees, in build/traces, for benchmarks with --trace (a quarter of an hour; TRACE_ARGS="--kinds code")
+traces: python-module model-smollm2  ## what the real model's attention sees, in build/traces, for benchmarks with --trace (minutes for each of four kinds; TRACE_ARGS="--kinds code --steps 96")
 	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.trace --model ../build/models/smollm2 --out ../build/traces $(TRACE_ARGS)
 

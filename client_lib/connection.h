@@ -67,9 +67,8 @@ class Connection {
   // Carries out the calls, which should carry SeriesBytes each: the tensors of the next ones are
   // copied while the daemon works. `done(i)` is called for each that succeeded, in their order.
   // None is sent after one has failed; its error is returned once those in flight have been
-  // answered, and the daemon may have carried these out. At most in_flight of them are sent ahead.
-  Status DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done = {},
-                  size_t in_flight = kInFlight);
+  // answered, and the daemon may have carried these out.
+  Status DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done = {});
   // Returns how many bytes of tensors each call of a series that carries so many in all should
   // have.
   uint64_t SeriesBytes(uint64_t in_all) const;

@@ -71,15 +71,14 @@ Result<Connection::Reply> Connection::Do(Call call) {
   return *std::move(flight.answer);
 }
 
-Status Connection::DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done,
-                            size_t in_flight) {
+Status Connection::DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done) {
   PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
   PREFIXD_TRY(CheckUsable());
   uint64_t part = 1;  // of the region, for each call in flight
   for (const Call& call : calls) part = std::max(part, TensorBytes(call));
   const uint64_t parts = region_.empty() ? kInFlight : region_.bytes().size() / part;
-  const size_t depth = std::clamp<uint64_t>(std::min<uint64_t>(parts, hello_.max_calls), 1,
-                                            std::min(in_flight, kInFlight));
+  const size_t depth =
+      std::clamp<uint64_t>(std::min<uint64_t>(parts, hello_.max_calls), 1, kInFlight);
   std::array<Flight, kInFlight> flights;
   const Landing landing(flights_);
   Status failed;

@@ -56,8 +56,6 @@ class RemotePut final : public PutStream {
                                v.subspan((at - first) * v_token, m * v_token)}));
       pieces.back().control["piece"] = pieces.size() - 1;
     }
-    // A daemon that does not know pieces would store those that follow one that it refused.
-    const size_t in_flight = connection_->hello().pieces ? Connection::kInFlight : 1;
     uint32_t next = begin;
     const auto written = [&](size_t) {
       const uint32_t m = std::min(run, own.end - next);
@@ -65,7 +63,7 @@ class RemotePut final : public PutStream {
       written_ += m;
       interrupted_.Note(layer, own, next);
     };
-    return connection_->DoSeries(std::move(pieces), written, in_flight);
+    return connection_->DoSeries(std::move(pieces), written);
   }
 
   PutProgress progress() const override {

@@ -41,7 +41,6 @@ struct HelloReply {
   bool admin = false;
   uint32_t ring_slots = 0;  // 0: no ring
   uint64_t ring_slot_bytes = 0;
-  bool pieces = false;  // put_write knows `piece`, so that several may be in flight
 };
 
 // Instantiated for every type below; see codec.cc.

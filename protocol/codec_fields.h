@@ -49,7 +49,6 @@ void Describe(V& v, Is<HelloReply> auto& s) {
   v("server", s.server), v("pid", s.pid), v("max_payload_bytes", s.max_payload_bytes);
   v("max_calls", s.max_calls), v("region_bytes", s.region_bytes), v("admin", s.admin);
   v("ring_slots", s.ring_slots), v("ring_slot_bytes", s.ring_slot_bytes);
-  v("pieces", s.pieces);
 }
 template <class V>
 void Describe(V& v, Is<LayerGeometry> auto& s) {

@@ -146,7 +146,7 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
               "Times that own tokens of a session moved to the store (own_memory_tokens)."),
       Counter("own_moved_tokens", &R::own_moved_tokens, kTokens, "Own tokens that moved."),
       Counter("own_moves_failed", &R::own_moves_failed, kNone,
-              "Times that own tokens could not move, and stayed in memory for now."),
+              "Times that own tokens could not move, and stayed in memory until another attempt."),
       Counter("steps_stopped", &R::steps_stopped, kNone,
               "Times that a call of steps stopped for another tenant's."),
       Counter("advised_restore", &R::advised_restore, kNone,

@@ -76,7 +76,6 @@ Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool l
   a.reply.max_payload_bytes = context.config.max_frame_mib << 20;
   a.reply.max_calls = static_cast<uint32_t>(context.config.max_calls);
   a.reply.admin = a.peer.admin;
-  a.reply.pieces = true;
   // The ring first: it is small, and steps are most of what clients ask for.
   if (local && hello.ring == wire::kStepFrameVersion) MakeRing(context, a);
   if (local && hello.shared_memory && context.config.shared_memory_mib > 0) {
