@@ -241,6 +241,9 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Counter("scrub_damaged", &R::scrub_damaged, kNone,
               "Segments and files that the background verification found damaged.")
           .Titled("scrub damaged"),
+      Gauge(
+          "unchecked_segments", &R::unchecked_segments, kNone,
+          "Segments that the check of headers and footers behind the start has still to come to."),
       Gauge("verified_since_unix_ms", &R::verified_since_unix_ms, kUnixMs,
             "At or after this moment everything stored was verified or written.")
           .Titled("verified since"),

@@ -52,6 +52,12 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   PREFIXD_ASSIGN(AttachSpec spec,
                  FromJson<AttachSpec>(request.control.value("attach", empty), "attach"));
   PREFIXD_ASSIGN(spec.tenant, TenantFor(spec.tenant));
+  if (spec.own_memory_tokens > 0 && !peer_.write) {
+    return Error{
+        Code::kFailedPrecondition,
+        "own_memory_tokens has own tokens written to the store, which takes the right 'write', "
+        "and this connection does not have it (auth.tokens); without it they stay in memory"};
+  }
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   if (!in.tensors.empty()) {
     PREFIXD_ASSIGN(spec.tokens, in.Elements<uint32_t>(0));

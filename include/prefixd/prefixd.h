@@ -409,7 +409,8 @@ PFX_API pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, 
                           float* y, size_t y_count, float* lse, size_t lse_count);
 
 /* Own tokens: what was asked and generated behind the prefix. A session takes their rows, so that
- * the engine need not keep them; they lie in memory, belong to the session alone and end with it.
+ * the engine need not keep them; they belong to the session alone and end with it, and lie in
+ * memory unless own_memory_tokens bounds them.
  * Each KV head takes them in order. For KV heads [first_head, first_head + n_heads) of a layer
  * (n_heads 0: to the last): k: [n][n_heads][key_dim] after RoPE, v: [n][n_heads][value_dim], in the
  * model's dtype, sizes in bytes. PFX_RESOURCE_EXHAUSTED without memory; a refused call has changed

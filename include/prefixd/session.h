@@ -53,10 +53,10 @@ struct RowsInPlace {
 // in their order and counts its own: a call appends behind the last one of each head that it names.
 // While the decoder computes a token the layers that it has passed have one more than the others.
 //
-// Own tokens lie in memory (kind own_tokens of the store's budget) until the session ends, and
-// belong to it alone: no other session sees them, and nothing is stored but what Persist stores.
-// Over a connection they end with it: after that the session fails with kUnavailable, because it
-// would answer without them, until Truncate(0).
+// Own tokens lie in memory (kind own_tokens of the store's budget) until the session ends, unless
+// own_memory_tokens bounds them (below), and belong to it alone: no other session sees them, and
+// nothing is stored for others but what Persist stores. Over a connection they end with it: after
+// that the session fails with kUnavailable, because it would answer without them, until Truncate(0).
 //
 // A session that was attached with own_memory_tokens keeps about so many of them in memory. Beyond
 // that the oldest tokens that all heads have move to the store, many at once and in the background;

@@ -2,7 +2,7 @@
 
     import prefixd
 
-    with prefixd.open("/srv/kv") as store:            # or prefixd.connect("unix:/run/prefixd.sock")
+    with prefixd.open("/srv/kv") as store:            # or prefixd.connect("unix:/run/prefixd/prefixd.sock")
         with store.attach("llama", tokens) as session:
             y, lse = session.step(layer, q)           # attention over the stored prompt
 

@@ -148,10 +148,12 @@ class Policy:
     window: Mapping[str, Any] | None = None
     # Rows that the next step may want are prefetched: {"forward": 4}.
     prefetch: Mapping[str, Any] | None = None
+    # Heads for which the estimator is given: {"layer": 0, "kv_head": 1, "estimator": "moment"}.
+    fixed: Sequence[Mapping[str, Any]] = ()
     # For Splice: the process keeps so many of the generated tokens' rows, and hands older ones over to
     # the session, which moves them to the store beyond some thousands. None: it keeps all of them.
     own_window: int | None = None
-    # Any other policy option (docs/policy.md), e.g. {"fixed": [...]}.
+    # Options of a newer daemon, by their names on the wire.
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
@@ -175,4 +177,6 @@ class Policy:
             wire["window"] = dict(self.window)
         if self.prefetch is not None:
             wire["prefetch"] = dict(self.prefetch)
+        if self.fixed:
+            wire["fixed"] = [dict(head) for head in self.fixed]
         return wire

@@ -163,7 +163,8 @@ class Session:
     def append(self, layer: int, k: Array, v: Array, *, heads: tuple[int, int] = ALL_HEADS) -> None:
         """Appends n own tokens of one layer, in order: k [n][n_kv_heads][key_dim] after RoPE and
         v [n][n_kv_heads][value_dim], in the model's dtype (bf16 also as its bits in uint16), of the KV
-        heads of `heads`. The session keeps them in memory until it ends, so that the engine need not.
+        heads of `heads`. The session keeps them until it ends, so that the engine need not: in memory, unless it
+        was attached with `own_memory_tokens`.
         A refused call has changed nothing."""
         self.core.append(layer, arrays.as_input(k), arrays.as_input(v), heads)
 

@@ -360,6 +360,8 @@ def connect(
     Calls wait `reconnect` seconds for a daemon that went away; sessions then attach again by
     themselves and go on. 0: they fail at once, with Unavailable. A step's thread polls `spin`
     seconds for its answer before it sleeps, and the daemon for the next step.
+    `token`: the text that the daemon knows the tenant by (docs/security.md), without the newline of its
+    file; it names the tenant. `admin`: for a token with that right, calls of all tenants.
     For TLS, PEM files: `tls_ca`, who may have signed the daemon's certificate (else the environment's
     PREFIXD_TLS_CA, else whom the system trusts); `tls_certificate` and `tls_key`, this client's own,
     for a daemon that asks who it is."""

@@ -95,7 +95,8 @@ Result<std::shared_ptr<PreparedPrefix>> PreparedCache::Open(
   for (const SegmentPart& part : (*opened)->parts()) chain.push_back(part.id);
   // The end of the last session allocates nothing: it may come when there is no memory.
   IdleNode idle;
-  idle.push_back({key, model, (*opened)->memory(), chain, (*opened)->stored().info().tenant});
+  const storage::PrefixInfo& info = (*opened)->stored().info();
+  idle.push_back({key, model, (*opened)->memory(), chain, info.tenant, info.live});
   auto retire = [this, node = std::move(idle)](PreparedPrefix* prefix) mutable {
     delete prefix;  // closes the prefix's files
     Retire(std::move(node));
@@ -120,8 +121,12 @@ PreparedCache::IdleNode PreparedCache::TakeIdle(const Key& key, const Model* mod
 }
 
 void PreparedCache::Retire(IdleNode idle) {
-  idle.front().memory->DropCheap();
-  AddIdle(std::move(idle));
+  if (idle.front().live) {
+    idle.clear();
+  } else {
+    idle.front().memory->DropCheap();
+    AddIdle(std::move(idle));
+  }
   services_.selector_memory.Trim();
 }
 

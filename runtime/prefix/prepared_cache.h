@@ -52,6 +52,7 @@ class PreparedCache {
     std::shared_ptr<PrefixMemory> memory;
     std::vector<storage::SegmentId> chain;
     std::string tenant;
+    bool live = false;  // own tokens of one session, which asks for each of their lengths once
   };
 
   // A prefix that is being opened. mutex_ guards it.

@@ -12,8 +12,8 @@
 namespace prefixd {
 namespace {
 
-// A step in flight may still hold what is to be removed.
-constexpr std::chrono::milliseconds kRemoveAgain{100};
+// A step in flight may still hold what is to be removed; a disk may refuse for longer.
+constexpr std::chrono::milliseconds kRemoveAgain{100}, kRemoveAgainAtMost{60'000};
 
 }  // namespace
 
@@ -29,7 +29,7 @@ void OwnMover::Want(std::weak_ptr<SessionImpl> session) {
 
 void OwnMover::Drop(const storage::SegmentId& id) {
   std::lock_guard lock(worker_.mutex());
-  dropped_.push_back({id, Worker::Clock::now()});
+  dropped_.push_back({id, Worker::Clock::now(), kRemoveAgain});
   worker_.changed().notify_all();
 }
 
@@ -47,44 +47,53 @@ void OwnMover::Stop() {
 
 Worker::Next OwnMover::Take() {
   const auto now = Worker::Clock::now();
-  for (size_t i = 0; i < dropped_.size(); ++i) {
-    if (dropped_[i].due > now) continue;
-    const storage::SegmentId id = dropped_[i].id;
-    return {[this, id](const std::stop_token&) {
-      const bool gone = RemoveNow(id);
-      std::lock_guard lock(worker_.mutex());
-      const auto same = [&](const Dropped& dropped) { return dropped.id == id; };
-      const auto it = std::ranges::find_if(dropped_, same);
-      if (it == dropped_.end()) return;
-      if (gone) {
-        dropped_.erase(it);
-      } else {
-        it->due = Worker::Clock::now() + kRemoveAgain;
-      }
-    }};
+  const auto due = std::ranges::find_if(dropped_, [&](const Dropped& d) { return d.due <= now; });
+  // In turns: neither keeps the other waiting.
+  if (due != dropped_.end() && (wanted_.empty() || !removed_last_)) {
+    removed_last_ = true;
+    return {[this, id = due->id](const std::stop_token&) { TryRemove(id); }};
   }
+  removed_last_ = false;
   if (!wanted_.empty()) {
-    std::weak_ptr<SessionImpl> next = std::move(wanted_.front());
-    wanted_.pop_front();
-    return {[this, next = std::move(next)](const std::stop_token& stop) {
-      if (const auto session = next.lock()) Move(*session, stop);
+    Worker::Next next{[this, wanted = wanted_.front()](const std::stop_token& stop) {
+      if (const auto session = wanted.lock()) Move(*session, stop);
     }};
+    wanted_.pop_front();
+    return next;
   }
   auto again = Worker::Clock::time_point::max();
   for (const Dropped& dropped : dropped_) again = std::min(again, dropped.due);
   return {{}, again};
 }
 
+void OwnMover::TryRemove(const storage::SegmentId& id) {
+  const bool gone = RemoveNow(id);
+  std::lock_guard lock(worker_.mutex());
+  const auto same = [&](const Dropped& dropped) { return dropped.id == id; };
+  const auto it = std::ranges::find_if(dropped_, same);
+  if (it == dropped_.end()) return;
+  if (gone) {
+    dropped_.erase(it);
+    return;
+  }
+  it->due = Worker::Clock::now() + it->pause;
+  it->pause = std::min(2 * it->pause, kRemoveAgainAtMost);
+}
+
 void OwnMover::Move(SessionImpl& session, const std::stop_token& stop) {
   const Status moved = CaptureErrors([&] { return session.MoveOwn(stop); });
-  const bool ended = stop.stop_requested() || !session.plan().ok();  // nobody misses it
-  const std::string error = moved.ok() || ended ? "" : moved.error().message;
-  if (!error.empty()) ++counters_.failed;
-  if (!error.empty() && error != last_error_) {
-    storage::LogWarning("own tokens of session " + std::to_string(session.info().id) +
-                        " stay in memory for now: " + error);
-  }
-  last_error_ = error;
+  // Whatever becomes of the log, the session must be told.
+  static_cast<void>(CaptureErrors([&]() -> Status {
+    const bool ended = stop.stop_requested() || !session.plan().ok();  // nobody misses it
+    const std::string error = moved.ok() || ended ? "" : moved.error().message;
+    if (!error.empty()) ++counters_.failed;
+    if (!error.empty() && error != last_error_) {
+      storage::LogWarning("own tokens of session " + std::to_string(session.info().id) +
+                          " stay in memory for now: " + error);
+    }
+    last_error_ = error;
+    return {};
+  }));
   session.NoteMoved(moved.ok());
 }
 
@@ -96,12 +105,14 @@ MovedName::~MovedName() {
   }));
 }
 
-bool OwnMover::RemoveNow(const storage::SegmentId& id) const {
+bool OwnMover::RemoveNow(const storage::SegmentId& id) {
   const Status removed = CaptureErrors([&] { return remove_(id); });
   if (removed.ok() || removed.error().code == Code::kNotFound) return true;
-  if (removed.error().code != Code::kFailedPrecondition) {
+  if (removed.error().code == Code::kFailedPrecondition) return false;
+  if (removed.error().message != last_remove_error_) {
     storage::LogWarning("own tokens of a session that is gone: " + removed.error().message);
   }
+  last_remove_error_ = removed.error().message;
   return false;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -45,18 +46,22 @@ class OwnMover {
   struct Dropped {
     storage::SegmentId id;
     Worker::Clock::time_point due;
+    std::chrono::milliseconds pause;  // after the next attempt, if it fails
   };
   Worker::Next Take();
   void Move(SessionImpl& session, const std::stop_token& stop);
-  // Whether it is gone.
-  bool RemoveNow(const storage::SegmentId& id) const;
+  void TryRemove(const storage::SegmentId& id);
+  // Whether it is gone. Called by the worker, or when it has ended.
+  bool RemoveNow(const storage::SegmentId& id);
 
   const Remove remove_;
   Counters counters_;
-  std::string last_error_;  // the worker's: logged once while it stays
+  // The worker's: what stays is logged once.
+  std::string last_error_, last_remove_error_;
   // The worker's mutex guards these.
   std::deque<std::weak_ptr<SessionImpl>> wanted_;
   std::deque<Dropped> dropped_;
+  bool removed_last_ = false;
   Worker worker_;
 };
 

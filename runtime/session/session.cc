@@ -143,7 +143,8 @@ Result<std::shared_ptr<SessionPlan>> SessionImpl::PlanWith(const SessionPlan& li
   PREFIXD_ASSIGN(auto plan, MakePlan(services_->options, services_->prefetcher, std::move(prefix),
                                      policy, reads));
   plan->moved = moved;
-  if (moved > 0) plan->moved_name = like.moved_name;
+  // A segment of moved tokens may hold a part of the prompt, too.
+  if (moved > 0 || plan->prefix->stored().info().live) plan->moved_name = like.moved_name;
   return plan;
 }
 

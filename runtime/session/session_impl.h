@@ -89,7 +89,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   size_t HeadOf(uint32_t layer, uint32_t kv_head) const { return heads_.of(layer, kv_head); }
   // kFailedPrecondition where own tokens move and there are some: a call of the prefix alone has no
   // answer then.
-  Status CheckPrefixAlone() const;
+  Status CheckPrefixAlone(const SessionPlan& plan) const;
   // Tells the mover when these heads (by HeadIndex) have more own tokens than memory is to hold.
   void NoteGrown(size_t head);
   // Moves own tokens to the store, if there are too many; for the mover. Ends early when asked to.
@@ -165,6 +165,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   CallCanceller canceller_;
   OwnTokens own_;
   std::atomic<bool> moving_{false};        // the mover knows of it
+  int failed_moves_ = 0;                   // the mover's: one after the other
   std::atomic<int64_t> move_after_ns_{0};  // of the steady clock: no sooner, after a failure
 
   std::atomic<bool> counted_{false};  // in SessionServices::open

@@ -5,6 +5,7 @@
 // and what its steps need is loaded before; what a step waits for is the exchange of two pointers.
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,8 +24,11 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// After a failure the next attempt waits so long.
-constexpr std::chrono::seconds kMoveAgain{1};
+// After a failure the next attempt waits so long, and longer after each further one: it writes all
+// of its rows again.
+constexpr std::chrono::seconds kMoveAgain{1}, kMoveAgainAtMost{60};
+// What was moved is to be ready to be searched within this time: other sessions wait.
+constexpr std::chrono::seconds kReadyWithin{30};
 // Heads that grow now are cut after so long, and other sessions do not wait for it for ever.
 constexpr std::chrono::milliseconds kCutAgain{1};
 constexpr int kCutTries = 1000;
@@ -65,7 +69,14 @@ void SessionImpl::NoteGrown(size_t head) {
 }
 
 void SessionImpl::NoteMoved(bool moved) {
-  if (!moved) move_after_ns_ = Nanoseconds(steady_clock::now() + kMoveAgain);
+  if (moved) {
+    failed_moves_ = 0;
+  } else {
+    const int doublings = std::min(failed_moves_++, 6);
+    const auto pause =
+        std::min<std::chrono::seconds>(kMoveAgain * (1 << doublings), kMoveAgainAtMost);
+    move_after_ns_ = Nanoseconds(steady_clock::now() + pause);
+  }
   moving_ = false;
   NoteGrown(0);  // what came meanwhile
 }
@@ -105,7 +116,8 @@ Result<storage::SegmentId> SessionImpl::StoreMoved(const State& state, TokenRang
   put.model = info_.model;
   put.tenant = info_.tenant;
   put.label = "own tokens of a session";
-  put.pinned = true;  // it is removed with its session, and not before
+  put.pinned = true;                     // it is removed with its session, and not before
+  put.encoding = RowEncoding::kAsGiven;  // exact steps stay exact
   put.lineage = storage::LineageName(prefix.info().lineage);
   put.tokens.reserve(n);
   const auto before = prefix.tokens().first(info_.n_tokens + own.begin);
@@ -114,6 +126,9 @@ Result<storage::SegmentId> SessionImpl::StoreMoved(const State& state, TokenRang
     put.tokens.push_back(kLiveIds | (services_->live_ids.fetch_add(1) & ~kLiveIds));
   }
   PREFIXD_ASSIGN(const auto stream, services_->store.begin_live_put(put));
+  if (stream->missing().begin > before.size()) {
+    return Error{Code::kInternal, "ids of moved tokens came again; others are taken next time"};
+  }
   PREFIXD_TRY(WriteMissing(*stream, state));
   PREFIXD_ASSIGN(const PutResult done, stream->Commit());
   return storage::SegmentId::Parse(done.prefix);
@@ -146,7 +161,7 @@ Status SessionImpl::Bring(const SessionPlan& plan, const PreparedPrefix& last, T
 
 Status SessionImpl::MoveOwn(const std::stop_token& stop) {
   own_.WatchTruncations();
-  PREFIXD_ASSIGN(const State state, TakeState());
+  PREFIXD_ASSIGN(State state, TakeState());
   const uint32_t moved = state.plan->moved;
   const uint32_t whole = state.own.heads[state.own.shortest()].size();
   if (whole <= moved + uint64_t{own_memory_tokens_}) return {};
@@ -155,8 +170,19 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
   const TokenRange segment{SegmentBegin(*state.plan, info_.n_tokens, to), to};
   PREFIXD_ASSIGN(const storage::SegmentId id, StoreMoved(state, segment));
   const auto name = std::make_shared<const MovedName>(*services_->mover, id);
-  PREFIXD_TRY(services_->store.wait_ready(
-      id, [&](uint64_t, uint64_t, std::string_view) { return !stop.stop_requested(); }));
+  state.own = {};  // what is truncated or detached meanwhile is freed
+  const auto until = steady_clock::now() + kReadyWithin;
+  bool late = false;
+  const Status ready = services_->store.wait_ready(id, [&](uint64_t, uint64_t, std::string_view) {
+    late = steady_clock::now() > until;
+    return !late && !stop.stop_requested() && plan().ok();
+  });
+  if (late) {
+    return Error{Code::kUnavailable,
+                 "what was moved could not be made ready to be searched within " +
+                     std::to_string(kReadyWithin.count()) + " s"};
+  }
+  PREFIXD_TRY(ready);
   PREFIXD_ASSIGN(const auto prefix,
                  services_->store.prepare(state.plan->prefix->model(), id, info_.n_tokens + to));
   while (true) {

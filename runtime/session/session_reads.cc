@@ -14,8 +14,8 @@
 
 namespace prefixd {
 
-Status SessionImpl::CheckPrefixAlone() const {
-  if (own_memory_tokens_ == 0 || own_.size() == 0) return {};
+Status SessionImpl::CheckPrefixAlone(const SessionPlan& plan) const {
+  if (own_memory_tokens_ == 0 || (own_.size() == 0 && plan.moved == 0)) return {};
   return Error{Code::kFailedPrecondition,
                "the session has own tokens, which move behind its prefix (own_memory_tokens): "
                "StepAppend and AttendExact attend over both; attach without own_memory_tokens to "
@@ -136,8 +136,8 @@ Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {
 Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                                       uint32_t k) {
   const CallScope scope(Limits());
-  PREFIXD_TRY(CheckPrefixAlone());
   PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(CheckPrefixAlone(*plan));
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
   const LayerShape shape = info_.geometry.layer(layer);
@@ -158,8 +158,8 @@ Result<Selection> SessionImpl::Select(uint32_t layer, uint32_t kv_head, std::spa
 Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_t kv_head,
                                                          const EstimatorVariant& variant) {
   const CallScope scope(Limits());
-  PREFIXD_TRY(CheckPrefixAlone());
   PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_TRY(CheckPrefixAlone(*plan));
   PREFIXD_TRY(CheckHead(info_.geometry, layer, kv_head));
   const size_t head = HeadOf(layer, kv_head);
   if (variant.kind == EstimatorKind::kNone || variant.kind == EstimatorKind::kAuto) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/capture_errors.h"
+#include "base/check.h"
 #include "base/session_arguments.h"
 #include "prefixd/store.h"
 #include "runtime/session/session_impl.h"
@@ -74,18 +75,24 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
                                                 request.q, request.y, request.lse)
                                  : Result<HeadRange>(plan.error());
     request.status = heads.ok() ? Status() : heads.error();
-    if (request.status.ok() && !request.append) request.status = session->CheckPrefixAlone();
+    if (request.status.ok() && !request.append) {
+      request.status = session->CheckPrefixAlone(**plan);
+    }
     if (!request.status.ok()) continue;
     // Before the step's own row is there, which is computed behind it in all layers but the first.
-    if ((*plan)->policy.mode != StepMode::kFull) session->own().NoteApproximate(request.append);
+    const auto note_approximate = [&] {
+      if ((*plan)->policy.mode != StepMode::kFull) session->own().NoteApproximate(request.append);
+    };
+    note_approximate();
     OwnTokens::Growth* growth = nullptr;
     if (request.append) {
       auto grown = Grow(*session, request);
-      // Own tokens may move between the two: then the plan is to be the one that has them.
-      while (grown.ok() && grown->forgotten() > (*plan)->moved) {
-        plan = session->plan();
-        if (!plan.ok()) grown = plan.error();
-      }
+      // Own tokens may have moved, been truncated or gone with the session since: the plan is to be
+      // the one of the rows. From here on they cannot be truncated.
+      plan = session->plan();
+      if (grown.ok() && !plan.ok()) grown = plan.error();
+      if (plan.ok()) note_approximate();  // it may have another policy
+      if (grown.ok()) PREFIXD_CHECK((*plan)->moved >= grown->forgotten());
       request.status = grown.ok() ? Status() : grown.error();
       if (!grown.ok()) continue;
       growths[r] = *std::move(grown);

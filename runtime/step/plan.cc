@@ -261,20 +261,23 @@ std::string Describe(const PreparedPrefix& prefix, const SessionPlan& plan, bool
   return without_scan.empty() ? text : text + "; " + without_scan;
 }
 
-// Defaults to codes where there are some, then IVF; an index that the policy names must exist.
+// Defaults to codes where there are some, then IVF; an index that the policy names must exist, but
+// for own tokens that moved: their parts are too small for one at first.
 Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const PreparedPrefix& prefix,
                                         const StepPolicy& policy) {
   using index::IndexKind;
-  if (policy.selector == "auto") {
+  const auto usual = [&] {
     for (const IndexKind kind : {IndexKind::kCodes, IndexKind::kIvf}) {
       const bool large =
           kind == IndexKind::kCodes || prefix.partition().mid.size() >= options.ivf_min_tokens;
       if (large && prefix.has_index(kind)) return kind;
     }
     return IndexKind::kExact;
-  }
+  };
+  if (policy.selector == "auto") return usual();
   PREFIXD_ASSIGN(const IndexKind kind, index::IndexFromName(policy.selector));
   if (kind == IndexKind::kExact || prefix.has_index(kind)) return kind;
+  if (prefix.stored().info().live) return usual();
   return Error{Code::kFailedPrecondition,
                "this prefix has no index '" + policy.selector + "' (with ingest.build_" +
                    policy.selector + " one is built in the background for segments of at least " +

@@ -72,6 +72,8 @@ struct GroupTask {
     index::IndexKind selector = index::IndexKind::kExact;
     auto operator<=>(const Key&) const = default;
   };
+  // Returns the query heads of its KV head, G.
+  uint32_t group() const;
   Key key() const { return {plan->prefix.get(), head, plan->selector}; }
 };
 
@@ -83,12 +85,5 @@ bool Retrieves(const GroupTask& task);
 // stopped, with the same result to the bit.
 // Thread-safety: any number of concurrent calls.
 void StepGroups(const StepParts& parts, std::span<GroupTask* const> tasks, StepTurn& turn);
-
-// Attends exactly over the own rows behind plan.moved, too, and merges into y and lse, which hold
-// the state of the prefix: queries of n tokens of one KV head, [n][G][key_dim], of which the i-th
-// sees the first own.size() - after - n + 1 + i rows: one behind plan.moved, at least.
-Status MergeOwn(const StepParts& parts, const SessionPlan& plan, size_t head, const OwnRows& own,
-                uint32_t n, uint32_t after, std::span<const float> q, std::span<float> y,
-                std::span<float> lse, Ledger& ledger);
 
 }  // namespace prefixd

@@ -311,6 +311,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
       },
       [c = core.get()](const SegmentId& id, const ProgressFn& told) {
         c->ingest->EnqueueUnknown(id);
+        c->ingest->PutFirst(id);  // a session's memory waits for it
         return c->ingest->Wait({&id, 1}, told);
       },
       [c = core.get()](const std::shared_ptr<const prefixd::Model>& model, const SegmentId& id,

@@ -137,6 +137,7 @@ RuntimeStats StatsOf(const Core& core) {
   KeepLargest(stats.tenants);
   stats.scrub_bytes = stored.scrub_bytes;
   stats.scrub_damaged = stored.scrub_damaged;
+  stats.unchecked_segments = stored.unchecked_segments;
   stats.verified_since_unix_ms = stored.verified_since_unix_ms;
   return stats;
 }

@@ -35,9 +35,22 @@ storage::ScrubOptions Scrubber::Options(uint64_t bytes_per_second, uint32_t inte
 }
 
 Worker::Next Scrubber::Take() {
+  if (!ends_checked_) {
+    return {[this](const std::stop_token& stop) {
+      CheckEnds(stop);
+      ends_checked_ = true;
+    }};
+  }
   if (options_.bytes_per_second == 0) return {};
   if (due_ > Worker::Clock::now()) return {{}, due_};
   return {[this](const std::stop_token&) { Scrub(); }};
+}
+
+void Scrubber::CheckEnds(const std::stop_token& stop) {
+  const Status done =
+      CaptureErrors([&] { return storage_->CheckEnds([&] { return !stop.stop_requested(); }); });
+  if (done.ok() || done.error().code == Code::kCancelled) return;
+  storage::LogWarning("the check of segments behind the start: " + done.error().message);
 }
 
 void Scrubber::Scrub() {

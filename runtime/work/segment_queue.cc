@@ -34,6 +34,12 @@ void SegmentQueue::EnqueueUnknown(const SegmentId& id) {
   if (wanted) Enqueue(id);
 }
 
+void SegmentQueue::PutFirst(const SegmentId& id) {
+  std::lock_guard lock(worker_.mutex());
+  const auto it = std::ranges::find(queue_, id);
+  if (it != queue_.end()) std::rotate(queue_.begin(), it, it + 1);
+}
+
 void SegmentQueue::MarkReady(const SegmentId& id) {
   std::lock_guard lock(worker_.mutex());
   if (running_ == id) {  // the running job may use another producer: run again after it

@@ -41,6 +41,8 @@ class SegmentQueue {
   // Queues the segment unless it is known, so that callers can wait for a segment that a concurrent
   // put just committed.
   void EnqueueUnknown(const storage::SegmentId& id);
+  // Has a segment that waits come next.
+  void PutFirst(const storage::SegmentId& id);
   void MarkReady(const storage::SegmentId& id);
   Standing Get(const storage::SegmentId& id) const;
   // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops;

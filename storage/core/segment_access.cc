@@ -54,14 +54,35 @@ Result<std::shared_ptr<const SegmentFile>> SegmentAccess::Open(const SegmentId& 
       return file;
     }();
     if (opened.ok()) return opened;
-    // A rewrite between the look at the tree and the opening removes the old file rightly.
-    if (const auto now = parts_.tree.Record(id); !now.ok() || now->file != record.file) continue;
-    if (opened.error().code == Code::kCorrupt) {
-      parts_.counters.checksum_failures.fetch_add(1, std::memory_order_relaxed);
-      parts_.files.Erase(record);
-      Quarantine(id, opened.error().message);
-    }
-    return opened.error();
+    if (Condemn(record, opened.error())) return opened.error();
+  }
+}
+
+bool SegmentAccess::Condemn(const SegmentRecord& record, const Error& why) {
+  // A rewrite between the look at the tree and the opening removes the old file rightly.
+  const auto now = parts_.tree.Record(record.id);
+  if (!now.ok() || now->file != record.file) return false;
+  if (why.code == Code::kCorrupt) {
+    parts_.counters.checksum_failures.fetch_add(1, std::memory_order_relaxed);
+    parts_.files.Erase(record);
+    Quarantine(record.id, why.message);
+  }
+  return true;
+}
+
+Status SegmentAccess::CheckEnds(const SegmentId& id) {
+  while (true) {  // nothing is pinned: it may be removed or rewritten meanwhile
+    PREFIXD_ASSIGN(const SegmentRecord record, parts_.tree.Record(id));
+    const Status sound = [&]() -> Status {
+      PREFIXD_ASSIGN(
+          const SegmentHeader header,
+          SegmentFile::Check(*parts_.services.engine, SegmentPath(parts_.options.dir, record.file),
+                             record, parts_.direct, IoPriority::kScrub));
+      return parts_.models.Check(record, header);
+    }();
+    if (sound.ok()) return {};
+    if (!Condemn(record, sound.error())) continue;
+    return sound.error().code == Code::kCorrupt ? Status() : sound;
   }
 }
 

@@ -44,6 +44,9 @@ class SegmentAccess {
   // Opens (or finds open) a pinned segment, in the file that holds it now; quarantines one that
   // does not verify. kResourceExhausted: there are as many files open as there may be.
   Result<std::shared_ptr<const SegmentFile>> Open(const SegmentId& id, Need need = Need::kRows);
+  // Checks header and footer of the file of a segment, behind all other reads, and quarantines the
+  // segment if they do not verify, which is no error. kNotFound: it is not stored any more.
+  Status CheckEnds(const SegmentId& id);
   void Quarantine(const SegmentId& id, const std::string& reason);
   void LiftQuarantine(const SegmentId& id);
   // Notes a use, in memory and, at times, in the catalog.
@@ -56,6 +59,8 @@ class SegmentAccess {
  private:
   // Closes idle files, the tenant's own first, where there is no place for another.
   Result<OpenFiles::Place> PlaceFor(const std::string& tenant);
+  // Judges a file that could not be opened. False: the segment has another file now.
+  bool Condemn(const SegmentRecord& record, const Error& why);
 
   const Parts parts_;
 };

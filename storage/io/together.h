@@ -17,11 +17,11 @@
 
 namespace prefixd::storage {
 
-inline constexpr size_t kReadsAtOnce = 16;  // of opening and recovery
+inline constexpr size_t kReadsAtOnce = 16;  // of recovery
 
 // Calls body(i), which returns a Status, for every i below n, from up to `threads` threads, the
 // caller's among them, and returns when all are done. After an error no further piece begins;
-// returns the error of the lowest i that has one. For opening and recovery: pieces do not run under
+// returns the error of the lowest i that has one. For recovery: pieces do not run under
 // the limits of the caller's call (base/call_scope.h).
 template <typename Body>
 Status Together(size_t n, size_t threads, const Body& body) {

@@ -140,8 +140,8 @@ Result<std::string> SegmentFile::Manifest(IoEngine& engine) const {
 }
 
 Result<AlignedBuffer> SegmentFile::ReadRaw(IoEngine& engine, uint64_t first, uint64_t n) const {
-  return ReadOwned(engine, fd_, first * kPageBytes, n * kPageBytes, IoPriority::kStepRead,
-                   deadline_, "reading segment " + record_.id.ToString());
+  return ReadOwned(engine, fd_, first * kPageBytes, n * kPageBytes, priority_, deadline_,
+                   "reading segment " + record_.id.ToString());
 }
 
 Result<AlignedBuffer> SegmentFile::ReadPages(IoEngine& engine, uint64_t first, uint64_t n,
@@ -247,8 +247,10 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenIds(
 }
 
 Result<SegmentHeader> SegmentFile::Check(IoEngine& engine, const std::filesystem::path& path,
-                                         const SegmentRecord& record, bool direct) {
+                                         const SegmentRecord& record, bool direct,
+                                         IoPriority priority) {
   SegmentFile file;
+  file.priority_ = priority;
   PREFIXD_TRY(file.OpenEnds(engine, path, record, direct));
   return file.header_;
 }

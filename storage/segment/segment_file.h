@@ -47,9 +47,10 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   // Loads and verifies the whole checksum table, unless it is loaded: before pages are verified. A
   // load that failed is tried again by the next call.
   Status LoadTable(IoEngine& engine) const;
-  // Reads header and footer only: the quick check at recovery.
+  // Reads and verifies header and footer only.
   static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
-                                     const SegmentRecord& record, bool direct);
+                                     const SegmentRecord& record, bool direct,
+                                     IoPriority priority = IoPriority::kStepRead);
 
   const SegmentRecord& record() const { return record_; }
   const SegmentHeader& header() const { return header_; }
@@ -95,6 +96,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   SegmentRecord record_;
   std::filesystem::path path_;
   std::chrono::milliseconds deadline_{0};
+  IoPriority priority_ = IoPriority::kStepRead;
   std::shared_ptr<const UniqueFd> fd_;  // shared with reads whose callers gave up
   SegmentHeader header_;
   SegmentFooter footer_;

@@ -229,6 +229,10 @@ class Store final : public PrefixStore {
     return ScrubStore(*core_, options);
   }
 
+  Status CheckEnds(const std::function<bool()>& go_on) override {
+    return storage::CheckEnds(*core_, go_on);
+  }
+
   void OnBlobLost(BlobLost told) override { core_->verifier->OnBlobLost(std::move(told)); }
 
   Stats stats() const override {
@@ -271,6 +275,7 @@ class Store final : public PrefixStore {
     }
     s.scrub_bytes = core_->counters.scrub_bytes;
     s.scrub_damaged = core_->counters.scrub_damaged;
+    s.unchecked_segments = core_->counters.unchecked_segments;
     if (const auto oldest = core_->tree.LeastRecentlyVerified()) {
       s.verified_since_unix_ms = oldest->second;
     }

@@ -248,6 +248,11 @@ class PrefixStore : public SegmentSource {
   // segment will be; kCancelled when `wait` returned false: the next call goes on where it stopped,
   // also after a restart.
   virtual Result<int64_t> Scrub(const ScrubOptions& options) = 0;
+  // Reads header and footer of every segment, one after the other and behind all other reads, and
+  // quarantines what does not verify: for a thread of its own after Open, which looks for files
+  // alone. Whoever uses a segment verifies it first in any case. kCancelled: `go_on` returned
+  // false.
+  virtual Status CheckEnds(const std::function<bool()>& go_on) = 0;
   // Set once, before anything is read.
   virtual void OnBlobLost(BlobLost told) = 0;
 
@@ -277,6 +282,7 @@ class PrefixStore : public SegmentSource {
     // The scrub's work since the store was opened; all segments were verified (or stored) since
     // verified_since_unix_ms.
     uint64_t scrub_bytes = 0, scrub_damaged = 0;
+    uint64_t unchecked_segments = 0;     // that CheckEnds has not come to since the start
     int64_t verified_since_unix_ms = 0;  // 0: the store is empty
     uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;
     std::vector<TenantUsage> tenants;

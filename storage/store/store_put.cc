@@ -187,6 +187,7 @@ class PutWriter final : public SegmentWriter {
   void NoteRefusal(const Error& error) const {
     constexpr uint64_t kLeastFree = 32ull << 20;
     constexpr int64_t kAgainMs = 60'000;  // a client that tries again does not fill the history
+    if (plan_.options.live) return;       // nobody asks for a session's own tokens
     const uint32_t first = plan_.match.n_tokens / core_->catalog->meta().block_tokens;
     if (error.code != Code::kResourceExhausted || plan_.hashes.size() <= first) return;
     // On a disk that is nearly full the ballast must not go for it.

@@ -7,7 +7,6 @@
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
-#include "storage/io/together.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
@@ -24,8 +23,9 @@ class Recovery {
     PREFIXD_ASSIGN(left_alone_, AdoptLostCommits(core_));
     PREFIXD_TRY(SweepSegmentFiles());
     CrashPoint("recover.swept");
-    PREFIXD_TRY(CheckSegments());
+    CheckRecords();
     RemoveLive();
+    core_.counters.unchecked_segments = core_.tree.size();
     core_.removal->FreeUnneeded({GoneReason::kRemoved, ""});
     return {};
   }
@@ -72,6 +72,7 @@ class Recovery {
       const std::string name = entry.path().filename().string();
       const auto parsed = ParseSegmentsEntry(name);
       const bool unfinished = name.ends_with(".tmp");
+      if (parsed && parsed->blob.empty()) present_.insert(parsed->id);
       if (parsed && parsed->blob.empty() && left_alone_.contains(parsed->id)) continue;
       if (!parsed && !unfinished) {
         LogWarning("left alone: " + entry.path().string() + " is not a file of the store");
@@ -113,40 +114,41 @@ class Recovery {
             " segments of own tokens whose sessions are gone");
   }
 
-  // A file is opened for every segment, which is most of the time that a start takes: many at once.
-  Status CheckSegments() {
-    const std::vector<SegmentRecord> records = core_.tree.Records();
-    std::vector<Status> checked(records.size());
-    PREFIXD_TRY(Together(records.size(), kReadsAtOnce, [&](size_t i) -> Status {
-      checked[i] = Check(records[i]);
-      return {};
-    }));
-    for (size_t i = 0; i < records.size(); ++i) {
-      if (checked[i].ok()) continue;
-      if (checked[i].error().code == Code::kCorrupt) {
-        core_.segments->Quarantine(records[i].id, checked[i].error().message);
-      } else {
-        // Reads will meet the same error, or not: the bytes themselves are not known to be bad.
-        LogWarning("segment " + records[i].id.ToString() + ": " + checked[i].error().message);
+  // Files are not opened, which would take as long as there are many: whoever uses one checks it
+  // first, and CheckEnds reads those that nobody uses.
+  void CheckRecords() {
+    for (const SegmentRecord& record : core_.tree.Records()) {
+      Status sound = core_.segments->CheckRelations(record);
+      if (sound.ok() && !present_.contains(record.file)) {
+        sound = Error{Code::kCorrupt, "segment " +
+                                          SegmentPath(core_.options.dir, record.file).string() +
+                                          ": the file is missing"};
       }
+      if (!sound.ok()) core_.segments->Quarantine(record.id, sound.error().message);
     }
-    return {};
-  }
-
-  Status Check(const SegmentRecord& record) const {
-    PREFIXD_TRY(core_.segments->CheckRelations(record));
-    PREFIXD_ASSIGN(const SegmentHeader header,
-                   SegmentFile::Check(*core_.engine, SegmentPath(core_.options.dir, record.file),
-                                      record, core_.direct));
-    return core_.models->Check(record, header);
   }
 
   StoreCore& core_;
   std::set<Uuid> left_alone_;  // files that are neither known nor may be freed
+  std::set<Uuid> present_;     // files of rows
 };
 
 }  // namespace
 
 Status RecoverStore(StoreCore& core) { return Recovery(core).Run(); }
+
+Status CheckEnds(StoreCore& core, const std::function<bool()>& go_on) {
+  const std::vector<SegmentRecord> records = core.tree.Records();
+  core.counters.unchecked_segments = records.size();
+  for (const SegmentRecord& record : records) {
+    if (!go_on()) return Error{Code::kCancelled, "the check of segments was stopped"};
+    const Status checked = core.segments->CheckEnds(record.id);
+    --core.counters.unchecked_segments;
+    if (checked.ok() || checked.error().code == Code::kNotFound) continue;
+    // Reads will meet the same error, or not: the bytes themselves are not known to be bad.
+    LogWarning("segment " + record.id.ToString() + ": " + checked.error().message);
+  }
+  return {};
+}
 
 }  // namespace prefixd::storage

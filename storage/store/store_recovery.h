@@ -2,6 +2,7 @@
 // anyone else uses it: so it takes no lock but those of the parts that it calls.
 #pragma once
 
+#include <functional>
 #include <set>
 
 #include "storage/core/store_core.h"
@@ -9,6 +10,9 @@
 namespace prefixd::storage {
 
 Status RecoverStore(StoreCore& core);
+
+// Implements PrefixStore::CheckEnds; runs beside everything else.
+Status CheckEnds(StoreCore& core, const std::function<bool()>& go_on);
 
 // A step of it (store_adopt.cc): commits again what the catalog lost. Returns the files that are
 // neither known nor may be freed.

@@ -298,6 +298,22 @@ TEST_F(StoreTest, DamagedDerivedDataAreMadeAgain) {
   EXPECT_FALSE(EveryPrefix(*store_).value().at(0).quarantined);
 }
 
+// What opening the store does not read is checked behind it, also where nothing is scrubbed.
+TEST_F(StoreTest, ADamagedHeaderIsFoundSoonAfterTheStart) {
+  options_.scrub_bytes_per_second = 0;
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 600, Seed("ADamagedHeaderIsFound"));
+  const std::string id = PutReady(prompt);
+  store_.reset();
+  FlipByte(options_.dir / "segments" / (id + ".seg"), 100);
+  Open();
+  const auto found = [&] { return store_->Prefix(id)->summary.quarantined; };
+  for (int i = 0; i < 3000 && !found(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(found());
+}
+
 // Damage to a page under an open session makes the steps that need the page fail, and later matches
 // miss; other sessions do not notice, and the prompt can be put anew.
 TEST_F(StoreTest, DamageUnderAnOpenSession) {

@@ -120,6 +120,7 @@ class WatchedStore final : public storage::PrefixStore {
   Result<int64_t> Scrub(const storage::ScrubOptions& options) override {
     return inner_->Scrub(options);
   }
+  Status CheckEnds(const std::function<bool()>& go_on) override { return inner_->CheckEnds(go_on); }
   void OnBlobLost(storage::BlobLost told) override { inner_->OnBlobLost(std::move(told)); }
   Stats stats() const override { return inner_->stats(); }
 

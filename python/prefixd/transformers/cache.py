@@ -397,4 +397,6 @@ class PrefixCache(Cache):
         # Rows of a prompt are recorded before generate moves beams about. Beams cannot be continued
         # as a conversation, so their rows are not recorded.
         if self.recorder is not None:
-            self.recorder.end_conversation()
+            self.recorder.end_conversation(
+                "beams were reordered or rows selected: this is no conversation to continue"
+            )

@@ -38,7 +38,8 @@ class Recorder:
         self._puts: list[Put | None] = []
         self._commits: list[Future[PutResult] | None] = [None] * len(pads)
         self._done: list[set[int]] = [set() for _ in pads]
-        self._conversing = True
+        # Why what comes after the prompt is not recorded; None: it is.
+        self._no_conversation: str | None = None
         # Rows of the tokens after the prompt, per layer: chunks [B, Hkv, n, d] on the host, in
         # order.
         self._later: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(n_layers)]
@@ -77,7 +78,7 @@ class Recorder:
     def note_tokens(self, first_column: int, ids: torch.Tensor) -> None:
         """Takes the tokens [B, n] that the model runs; `write` receives their rows."""
         later = ids[:, max(0, self._columns - first_column) :]
-        if self._conversing and later.shape[1]:
+        if self._no_conversation is None and later.shape[1]:
             self._later_ids.append(later.to("cpu"))
 
     def write(
@@ -97,7 +98,7 @@ class Recorder:
                 put.write(layer, begin - pad, *_rows(keys, values, b * times, part))
             if first_column + n >= self._columns:
                 self._done[b].add(layer)
-        if self._conversing and of_prompt < n:
+        if self._no_conversation is None and of_prompt < n:
             self._later[layer].append(
                 (keys[:, :, of_prompt:].to("cpu"), values[:, :, of_prompt:].to("cpu"))
             )
@@ -128,15 +129,16 @@ class Recorder:
 
     def crop(self, tokens: int) -> None:
         """Drops the last tokens, which were not accepted."""
-        if not self._conversing:
+        if self._no_conversation is not None:
             return
         self._later = [_cut(chunks, tokens) for chunks in self._later]
         ids = torch.cat(self._later_ids, dim=1) if self._later_ids else None
         if ids is not None:
             self._later_ids = [ids[:, : ids.shape[1] - tokens]]
 
-    def end_conversation(self) -> None:
-        self._conversing = False
+    def end_conversation(self, why: str) -> None:
+        """Records no more of what comes after the prompt, and drops what was."""
+        self._no_conversation = why
         self._later = [[] for _ in range(self._n_layers)]
         self._later_ids = []
 
@@ -161,10 +163,8 @@ class Recorder:
 
     def persist_conversation(self, derived: bool) -> list[PutResult | None]:
         self.results()
-        if not self._conversing:
-            raise FailedPrecondition(
-                "beams were reordered or rows selected: this is no conversation to continue"
-            )
+        if self._no_conversation is not None:
+            raise FailedPrecondition(self._no_conversation)
         if not self._later_ids:
             return [None] * len(self._puts)
         ids = torch.cat(self._later_ids, dim=1)

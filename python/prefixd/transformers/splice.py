@@ -169,6 +169,11 @@ class Splice:
             sessions = self._attach(matches, pads, columns, wanted)
             if own_window is not None and any(session is None for session in sessions):
                 own_window = None  # there is no session to hand tokens over to
+            if own_window is not None and recorder is not None:
+                recorder.end_conversation(
+                    "own_window: rows of the answer were handed over and are not kept for persist; "
+                    "leave own_window out, or put the conversation as the next prompt"
+                )
             if all(session is None for session in sessions):
                 columns = 0
                 if require or prefix is not None:

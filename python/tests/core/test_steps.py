@@ -95,6 +95,19 @@ def test_a_budget_is_spread_or_divided_evenly(store: prefixd.Store) -> None:
     assert max(read[False]) <= 0.05 * 1400
 
 
+def test_estimators_may_be_fixed_for_heads(store: prefixd.Store) -> None:
+    prompt = Prompt(tokens=1400)
+    prompt.put(store)
+    fixed = [{"layer": 0, "kv_head": 1, "estimator": "none"}]
+    policy = prefixd.Policy(budget=0.05, estimator="moment", fixed=fixed, spread=False)
+    with store.attach("m", prompt.tokens, policy=policy) as session:
+        session.step(0, prompt.q[0])
+        summaries = [head["summary_tokens"] for head in session.report()["per_head"][:KV_HEADS]]
+    assert summaries[0] > 0 and summaries[1] == 0
+    with pytest.raises(prefixd.InvalidArgument, match="fixed"):
+        store.attach("m", prompt.tokens, policy=prefixd.Policy(fixed=[{"layer": LAYERS, "kv_head": 0, "estimator": "none"}]))
+
+
 def test_prefetched_rows_change_no_answer(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)

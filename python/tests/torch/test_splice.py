@@ -57,6 +57,9 @@ def test_tokens_beyond_a_window_are_handed_over(batch: int, window: int, store: 
             assert all(layer.keys.shape[2] == window for layer in cache.layers)
         assert torch.allclose(torch.cat(got, dim=1), want[:, 60:], atol=1e-3)
         assert [s.own_tokens for s in cache.sessions if s is not None] == [70 - window] * batch
+        assert cache.recorder is not None and not any(cache.recorder._later)  # memory stays bounded
+        with pytest.raises(prefixd.FailedPrecondition, match="own_window"):
+            cache.persist()
         with pytest.raises(prefixd.FailedPrecondition, match="own_window"):
             cache.crop(-1)
         with pytest.raises(prefixd.FailedPrecondition, match="own_window"):

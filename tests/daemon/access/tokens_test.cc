@@ -135,6 +135,12 @@ TEST_F(TokensTest, RightsAreKept) {
         {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});
     ASSERT_OK(session);
     EXPECT_TRUE(refused((*session)->Persist(prompt.tokens), "write"));
+    // What moves behind the prefix is written to the store.
+    EXPECT_TRUE(refused((*reader)->Attach({.model = prompt.model.name,
+                                           .tokens = prompt.tokens,
+                                           .policy = {.mode = StepMode::kFull},
+                                           .own_memory_tokens = kMinOwnMemoryTokens}),
+                        "write"));
     EXPECT_FALSE(refused((*session)->ForkPersisted(0), "write"));  // there is nothing yet
   }
   EXPECT_TRUE(refused((*reader)->BeginPut({prompt.model.name, "", prompt.tokens, ""}), "write"));

@@ -176,6 +176,52 @@ TEST_F(OwnMemoryTest, MovedTokensAreRetrievedAndEstimated) {
   Decode(*session, rows, false);
 }
 
+// The store's encoding is for prompts: own tokens are exact whether they have moved or not.
+TEST_F(OwnMemoryTest, MovedRowsAreStoredAsTheyWereGiven) {
+  options_.encoding = "int8";
+  Prepare("OwnMemoryEncoding");
+  auto bounded = AttachBounded(kFull);
+  const auto plain =
+      store_->Attach({.model = spec_.name, .tokens = prompt_.tokens, .policy = kFull});
+  ASSERT_OK(plain);
+  NaiveOwn rows;
+  Session* const both[] = {bounded.get(), plain->get()};
+  for (int round = 0; round < 4; ++round) {
+    AppendToAll(both, rows, 200);
+    AwaitMoves(*bounded);
+  }
+  EXPECT_GT(bounded->report().own_moved, 0u);
+  const uint32_t heads = spec_.geometry.layer(1).n_kv_heads;
+  const Token token = MakeTokens(1, heads, 1);
+  const auto q = MakeQueries(1, heads, 1);
+  State moved = Room(1, heads, 1), whole = Room(1, heads, 1);
+  ASSERT_OK(bounded->StepAppend(1, q, token.k, token.v, moved.y, moved.lse, nullptr));
+  ASSERT_OK((*plain)->StepAppend(1, q, token.k, token.v, whole.y, whole.lse, nullptr));
+  for (size_t i = 0; i < whole.y.size(); ++i) EXPECT_NEAR(moved.y[i], whole.y[i], 1e-5) << i;
+}
+
+// Parts that are too small for the index that the policy names do not keep tokens in memory.
+TEST_F(OwnMemoryTest, TokensMoveUnderAPolicyThatNamesItsIndex) {
+  options_.build_codes = true;
+  options_.codes_min_tokens = 1000;
+  Prepare("OwnMemoryIndex", 1100);
+  auto session = store_->Attach({.model = spec_.name,
+                                 .tokens = prompt_.tokens,
+                                 .n_tokens = 100,
+                                 .policy = {.k = 20, .selector = "codes"},
+                                 .own_memory_tokens = kMemory});
+  ASSERT_OK(session);
+  NaiveOwn rows;
+  Session* const all[] = {session->get()};
+  for (int round = 0; round < 6; ++round) {
+    AppendToAll(all, rows, 200);
+    AwaitMoves(**session);
+    Decode(**session, rows, /*exact=*/false);
+  }
+  EXPECT_GT((*session)->report().own_moved, 600u);
+  EXPECT_EQ(store_->Stats()->own_moves_failed, 0u);
+}
+
 TEST_F(OwnMemoryTest, RefusesWhatIsOfThePrefixAlone) {
   Prepare("OwnMemoryRefusals");
   for (const uint32_t tokens : {1u, kMemory - 1}) {

@@ -337,6 +337,7 @@ TEST_F(RecoverTest, ManyFilesAmongThemDamagedOnes) {
     }
   };
   Open();
+  ASSERT_OK(store_->CheckEnds([] { return true; }));
   expect_the_others(/*known=*/true);
   store_.reset();
   const RecoverReport report = Recovered();

@@ -269,6 +269,7 @@ TEST_F(DerivedRowsTest, AMarkThatTheCatalogLostIsDamage) {
     ASSERT_OK((*core)->catalog->Apply(change));
   }
   Open();
+  ASSERT_OK(store_->CheckEnds([] { return true; }));
   EXPECT_TRUE(store_->GetPrefix(answered_id_)->quarantined);
   EXPECT_EQ(store_->LongestMatch("m", "t", answered_, kAll)->n_tokens, prompt_.size());
 }

@@ -167,6 +167,36 @@ TEST_P(StoreDamageTest, ADamagedSegmentCostsItsDescendantsAndNobodyElse) {
   ExpectPrefix(*anew, longer);
 }
 
+// Opening a store looks for its files and reads none of them. What it leaves unread is found by
+// whoever uses the segment, or by CheckEnds.
+TEST_P(StoreDamageTest, AnOpenedStoreChecksTheEndsOfItsFilesLater) {
+  const std::vector<uint32_t> prompts[] = {Iota(400), Iota(400, 3000), Iota(400, 6000),
+                                           Iota(400, 9000)};
+  std::vector<SegmentId> ids;
+  for (const auto& tokens : prompts) ids.push_back(*Put(*store_, model_, tokens));
+  store_.reset();
+  std::filesystem::remove(FileOf(ids[0]));
+  for (const size_t i : {1, 2}) {
+    FlipByte(FileOf(ids[i]), i == 1 ? 100 : std::filesystem::file_size(FileOf(ids[i])) - 4000);
+  }
+  Open();
+  EXPECT_NE(store_->GetPrefix(ids[0])->quarantine.find("the file is missing"), std::string::npos);
+  for (const size_t i : {1, 2, 3}) EXPECT_FALSE(store_->GetPrefix(ids[i])->quarantined) << i;
+  EXPECT_EQ(store_->LongestMatch("m", "t", prompts[1])->n_tokens, 0u);
+  EXPECT_TRUE(store_->GetPrefix(ids[1])->quarantined);
+
+  EXPECT_EQ(store_->stats().unchecked_segments, 4u);
+  int asked = 0;
+  EXPECT_CODE(store_->CheckEnds([&] { return ++asked < 2; }), Code::kCancelled);
+  EXPECT_EQ(asked, 2);
+  ASSERT_OK(store_->CheckEnds([] { return true; }));
+  EXPECT_EQ(store_->stats().unchecked_segments, 0u);
+  EXPECT_TRUE(store_->GetPrefix(ids[2])->quarantined);
+  EXPECT_EQ(store_->LongestMatch("m", "t", prompts[2])->n_tokens, 0u);
+  EXPECT_FALSE(store_->GetPrefix(ids[3])->quarantined);
+  ExpectPrefix(ids[3], prompts[3]);
+}
+
 TEST_P(StoreDamageTest, RecoveryFreesWhatNobodyKnows) {
   const auto id = Put(*store_, model_, Iota(64));
   ASSERT_OK(id);

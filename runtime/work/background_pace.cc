@@ -1,0 +1,84 @@
+#include "runtime/work/background_pace.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "storage/io/file.h"
+
+namespace prefixd {
+namespace {
+
+// A thread's own file of /proc, kept open: a look at it takes about two microseconds.
+class SchedFile {
+ public:
+  SchedTimes Read() const {
+    char text[96];
+    const ssize_t n = ::pread(fd_.get(), text, sizeof text, 0);
+    SchedTimes times;
+    if (n <= 0) return times;
+    const auto ran = std::from_chars(text, text + n, times.ran_ns);
+    if (ran.ec != std::errc() || ran.ptr == text + n) return {};
+    const auto waited = std::from_chars(ran.ptr + 1, text + n, times.waited_ns);
+    return waited.ec == std::errc() ? times : SchedTimes{};
+  }
+
+ private:
+  const storage::UniqueFd fd_{::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)};
+};
+
+// What a thread knew at its last look.
+struct LastLook {
+  std::chrono::steady_clock::time_point at{};
+  SchedTimes times;
+};
+thread_local LastLook last_look;
+
+// Others' turns are a few milliseconds long: shorter pieces say nothing.
+constexpr std::chrono::milliseconds kLookEvery{4};
+// Who had the cores may have gone meanwhile.
+constexpr std::chrono::milliseconds kLongestRest{500};
+
+}  // namespace
+
+SchedTimes SchedTimes::OfThisThread() {
+  thread_local const SchedFile file;
+  return file.Read();
+}
+
+uint64_t BackgroundPace::RestAfter(const SchedTimes& times) const {
+  if (busy_percent_ >= 100) return 0;
+  // On idle cores a thread waits now and then for one that wakes: that is not held against anybody.
+  const uint64_t shared = std::min(times.ran_ns, times.waited_ns);
+  if (shared < times.ran_ns / 16) return 0;
+  const uint64_t rest = shared * threads_ * (100 - busy_percent_) / busy_percent_;
+  return std::min<uint64_t>(rest, std::chrono::nanoseconds(kLongestRest).count());
+}
+
+void BackgroundPace::Rest() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_look.at < kLookEvery) return;
+  const SchedTimes times = SchedTimes::OfThisThread();
+  const LastLook before = std::exchange(last_look, {now, times});
+  if (before.at == std::chrono::steady_clock::time_point{}) return;  // the thread's first look
+  const uint64_t rest = RestAfter(
+      {times.ran_ns - before.times.ran_ns, times.waited_ns - before.times.waited_ns});
+  if (rest == 0) return;
+  std::unique_lock lock(mutex_);
+  hurried_.wait_for(lock, std::chrono::nanoseconds(rest), [this] { return hurries_ > 0; });
+  lock.unlock();
+  last_look = {std::chrono::steady_clock::now(), SchedTimes::OfThisThread()};
+}
+
+void BackgroundPace::AddHurry(int n) {
+  std::lock_guard lock(mutex_);
+  hurries_ += n;
+  hurried_.notify_all();
+}
+
+}  // namespace prefixd
