@@ -8,6 +8,7 @@
 #include "base/call_scope.h"
 #include "base/capture_errors.h"
 #include "base/check.h"
+#include "runtime/step/exact_pass.h"
 
 namespace prefixd {
 
@@ -200,7 +201,10 @@ void StepQueue::Service::Charge(std::chrono::nanoseconds time, size_t tasks) {
 void StepQueue::Run(Call& call) {
   if (call.tasks.empty()) return;
   call.keys.reserve(call.tasks.size());
-  for (const GroupTask& task : call.tasks) call.keys.push_back(task.key());
+  // An exact pass saves nothing beside others, which would wait for the end of all of it.
+  for (const GroupTask& task : call.tasks) {
+    if (!IsExact(task)) call.keys.push_back(task.key());
+  }
   std::ranges::sort(call.keys);
   call.keys.erase(std::ranges::unique(call.keys).begin(), call.keys.end());
   call.leads.reserve(1);

@@ -1,6 +1,7 @@
 // Schedules steps that arrive at the same time. A step begins at once while a core is free for it.
 // Where all cores are busy steps wait, and all waiting steps of a tenant on one prefix and layer
-// run as one batch, whose searches read codes and keys once. So no step waits that could have
+// run as one batch, whose searches read codes and keys once; exact passes, which do not search, run
+// each by itself. So no step waits that could have
 // begun, and the fuller the machine, the more steps share their reads.
 //
 // Tenants share the cores by deficit round robin: in each round a tenant may hold cores for
@@ -46,7 +47,7 @@ class StepQueue {
     std::string_view tenant;  // who is charged
 
     // The queue alone uses these.
-    std::vector<GroupTask::Key> keys;  // the tasks' keys, ascending, each once
+    std::vector<GroupTask::Key> keys;  // of tasks that search, ascending, each once
     bool done = false;
     std::vector<Call*> leads;  // calls that this call's thread must run
     std::condition_variable changed;

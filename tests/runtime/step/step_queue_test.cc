@@ -87,6 +87,42 @@ TEST_F(StepQueueTest, WhatWaitsForOnePrefixIsRunTogetherAndNothingElseWaits) {
   queue.Run(nothing);
 }
 
+// A step that waited with a long pass would end with the last of its heads.
+TEST_F(StepQueueTest, ExactPassesRunByThemselves) {
+  std::mutex mutex;
+  std::condition_variable go;
+  bool open = false;
+  std::vector<size_t> batches;  // their sizes
+  StepQueue queue(1, [&](std::span<GroupTask*> tasks, StepQueue::Service& service) {
+    std::unique_lock lock(mutex);
+    batches.push_back(tasks.size());
+    go.wait(lock, [&] { return open; });
+    lock.unlock();
+    EndAll(tasks, service);
+  });
+  std::vector<std::thread> threads;
+  const auto run = [&](uint32_t n_queries) {
+    StepQueue::Call& call = NewCall(1);
+    call.tasks[0].n_queries = n_queries;
+    const auto seen = [&] {
+      std::lock_guard lock(mutex);
+      return batches.size() + queue.waiting();
+    };
+    const size_t before = seen();
+    threads.emplace_back([&queue, &call] { queue.Run(call); });
+    while (seen() == before) std::this_thread::yield();
+  };
+  for (const uint32_t n_queries : {0u, 5u, 0u, 5u, 0u}) run(n_queries);
+  {
+    std::lock_guard lock(mutex);
+    open = true;
+    go.notify_all();
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(batches, (std::vector<size_t>{1, 1, 2, 1}));
+  EXPECT_EQ(queue.joined(), 2u);
+}
+
 TEST_F(StepQueueTest, ACallThatIsToEndLeavesTheQueueUnlessAnotherTaskWaits) {
   std::mutex mutex;
   std::condition_variable go;
