@@ -81,20 +81,21 @@ Result<Json> RequestHandler::PutWrite(const Request& request, Put& put) {
   if (request.control.contains("piece")) {
     PREFIXD_ASSIGN(piece, Field<uint64_t>(request.control, "piece"));
   }
-  if (piece != 0 && piece != put.next_piece) {
+  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
+  PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
+  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  // The number alone may be that of an earlier write: piece 0 of this one need not have come here.
+  if (piece != 0 && PieceAt{layer, first, piece} != put.next) {
     return Error{Code::kFailedPrecondition, "piece " + std::to_string(piece) +
                                                 " of a write came, but the one before it was not "
                                                 "written"};
   }
-  put.next_piece = 0;
-  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
-  PREFIXD_ASSIGN(const auto first, Field<uint32_t>(request.control, "first"));
-  PREFIXD_ASSIGN(const auto n, Field<uint32_t>(request.control, "n"));
+  put.next = {};
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request, Tensors::kInPlace));
   PREFIXD_ASSIGN(const auto k, in.Bytes(0));
   PREFIXD_ASSIGN(const auto v, in.Bytes(1));
   PREFIXD_TRY(put.stream->Write(layer, first, n, k, v));
-  put.next_piece = piece + 1;
+  put.next = {layer, first + n, piece + 1};
   return Json::object();
 }
 

@@ -68,13 +68,18 @@ class RequestHandler {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct PieceAt {  // of a write of several messages; piece 0: of none
+    uint32_t layer = 0, first = 0;
+    uint64_t piece = 0;
+    bool operator==(const PieceAt&) const = default;
+  };
   struct Put {
     std::unique_ptr<PutStream> stream;
     Clock::time_point last_used;
     Slots::Slot slot;
     std::string model;
     Clock::time_point begun;
-    uint64_t next_piece = 0;  // of the client's last write
+    PieceAt next = {};  // what goes on with the client's last write
   };
   struct Attached {
     std::shared_ptr<Session> session;

@@ -220,6 +220,8 @@ TEST_F(RequestHandlerTest, PiecesOfAWriteFollowOneAnother) {
   constexpr Code kDone = Code::kInternal;  // as CodeOf says where there is no error
   EXPECT_EQ(write(0, 1), Code::kFailedPrecondition);
   EXPECT_EQ(write(0, 0), kDone);
+  // Of another write whose piece 0 did not come here, though the number is the next one.
+  EXPECT_EQ(write(1, 1), Code::kFailedPrecondition);
   EXPECT_EQ(write(0, 1, false), Code::kInvalidArgument);
   EXPECT_EQ(write(0, 2), Code::kFailedPrecondition);
   EXPECT_EQ(write(0, 3), Code::kFailedPrecondition);
