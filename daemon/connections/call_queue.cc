@@ -55,6 +55,18 @@ CallQueue::Calls CallQueue::Cancel(uint64_t request_id) {
   return waited;
 }
 
+std::shared_ptr<Call> CallQueue::TakeUnbegun(uint64_t request_id) const {
+  const auto found = std::ranges::find_if(running_, [&](const auto& call) {
+    return call->frame.header.request_id == request_id && !call->gives_back() && call->Take();
+  });
+  return found == running_.end() ? nullptr : *found;
+}
+
+size_t CallQueue::running(Runs runs) const {
+  return static_cast<size_t>(
+      std::ranges::count_if(running_, [&](const auto& call) { return call->runs == runs; }));
+}
+
 void CallQueue::CancelLong() {
   for (const auto& call : running_) {
     if (call->runs == Runs::kLong) call->canceller.Cancel();

@@ -1,12 +1,13 @@
 // Keeps the calls of one connection from their receipt to their end. Those that run in turn wait
 // for one another; the others begin at once, and long ones among them end when the connection
-// shall. Any of them can be cancelled: one that waits never begins, one that runs is told, and ends
-// by itself (base/call_scope.h).
+// shall. Any of them can be cancelled: one that waits, for its turn or for a thread, never begins;
+// one that runs is told, and ends by itself (base/call_scope.h).
 //
-// Thread-safety: the io thread alone uses it. A Call belongs to the thread that carries it out; its
-// canceller may be used by any.
+// Thread-safety: the io thread alone uses it. A Call belongs to the thread that took it (Take),
+// from then on; its canceller may be used by any.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -26,11 +27,22 @@ enum class Runs : uint8_t { kInTurn, kBeside, kLong };
 struct Call {
   Call(Frame f, Runs r) : frame(std::move(f)), runs(r) {}
 
+  // Whether the call is the caller's now: a worker's, or that of who ends it before one came.
+  bool Take() { return !taken.exchange(true); }
+  // Whether it gives something back: it is carried out however late it is, so that a client that
+  // does not wait for its answer leaves nothing behind.
+  bool gives_back() const {
+    return frame.header.type == wire::MessageType::kDetach ||
+           frame.header.type == wire::MessageType::kPutAbort ||
+           frame.header.type == wire::MessageType::kReleaseRows;
+  }
+
   Frame frame;
   const Runs runs;
   Response response;
   CallCanceller canceller;
   std::string id;  // RequestId; empty until its control part is unpacked
+  std::atomic<bool> taken{false};
 };
 
 class CallQueue {
@@ -51,13 +63,18 @@ class CallQueue {
   bool TakeTurn();
   void GiveTurn();
 
-  // Cancels the calls with this id (a client may give several the same). Returns those that waited;
-  // they are no part of the queue any more.
+  // Cancels the calls with this id (a client may give several the same). Returns those that waited
+  // for their turn; they are no part of the queue any more.
   Calls Cancel(uint64_t request_id);
+  // Takes a running call with this id that no thread has begun, and that gives nothing back; null:
+  // there is none.
+  std::shared_ptr<Call> TakeUnbegun(uint64_t request_id) const;
   void CancelLong();
   // Cancels all that runs, and returns what waited.
   Calls CancelAll();
 
+  // How many calls of this kind run, or wait for a thread.
+  size_t running(Runs runs) const;
   bool running() const { return !running_.empty() || turn_taken_; }
 
  private:

@@ -132,6 +132,7 @@ void Connection::Fatal(const Error& error) {
   }
   draining_ = true;
   LeaveRing();
+  DropCalls();  // nobody reads from here on, and so nobody would see the client go
   Send(MessageType::kError, 0, wire::ErrorToJson(error), {}, false);
 }
 
@@ -207,11 +208,15 @@ void Connection::Close() {
   writer_.Close();
   hello_timer_.cancel();
   reader_.Close();
+  DropCalls();
+  ReleaseWhenUnused();
+}
+
+void Connection::DropCalls() {
   const CallQueue::Calls dropped = calls_.CancelAll();
   context_.counters.calls_dropped += dropped.size();
   calls_in_flight_ -= dropped.size();
   for (const auto& call : dropped) reader_.Release(call->frame.header.payload_bytes);
-  ReleaseWhenUnused();
 }
 
 // Releases sessions and puts after the last call, on a worker because ending them does I/O.

@@ -11,6 +11,7 @@
 // object keeps itself alive until its last call is done and its sessions and puts are released.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -94,7 +95,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
       PostSurely(self->context_.io, [self, then] { then(); });
     });
   }
-  void Fatal(const Error& error);  // tells the client, then closes
+  // Cancels the calls that run, and drops those that wait.
+  void DropCalls();
+  // Drops the calls, tells the client, and closes when those that run have ended.
+  void Fatal(const Error& error);
 
   void Send(wire::MessageType type, uint64_t request_id, const wire::Json& control,
             std::vector<std::byte> payload, bool ends_call, int fd = -1,
@@ -127,7 +131,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   FrameReader reader_;
   FrameWriter writer_;
   CallQueue calls_;
-  uint64_t calls_in_flight_ = 0;  // answers not yet sent
+  uint64_t calls_in_flight_ = 0;        // answers not yet sent
+  std::atomic<uint64_t> abandoned_{0};  // answered calls that wait for a thread, which drops them
   bool draining_ = false, closed_ = false, released_ = false;
 };
 

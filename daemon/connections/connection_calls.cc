@@ -26,6 +26,10 @@ constexpr uint64_t kSmallControl = 16u << 10;
 // The io thread unpacks a cancel message itself.
 constexpr uint32_t kMaxCancelBytes = 256;
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
+constexpr size_t kMostProgress = 16;  // messages that wait to be sent
+// Calls of one connection that read into shared memory at once: enough that the disk always has
+// work, and few beside the workers of a tenant. More of them wait for their turn.
+constexpr size_t kMostBeside = 4;
 
 Runs RunsOf(const wire::FrameHeader& header) {
   switch (header.type) {
@@ -43,13 +47,6 @@ Runs RunsOf(const wire::FrameHeader& header) {
     default:
       return Runs::kInTurn;
   }
-}
-
-// Whether a call gives something back: it is carried out however late it is, so that a client that
-// does not wait for its answer leaves nothing behind.
-bool GivesBack(MessageType type) {
-  return type == MessageType::kDetach || type == MessageType::kPutAbort ||
-         type == MessageType::kReleaseRows;
 }
 
 // Returns until when the client waits for the call; max(): as long as it takes.
@@ -71,15 +68,28 @@ void Connection::CancelCalls(const Frame& frame) {
   if (!control.ok()) return Fatal(control.error());
   const auto id = wire::Field<uint64_t>(*control, "request");
   if (!id.ok()) return Fatal(id.error());
+  const Error cancelled{Code::kCancelled, "the call was cancelled before it began"};
   // A cancel has no answer: the call that it names ends with kCancelled, or was done already.
   for (const auto& call : calls_.Cancel(*id)) {
-    call->response.error = Error{Code::kCancelled, "the call was cancelled before it began"};
+    call->response.error = cancelled;
     Answer(*call);
+  }
+  // One that waits for a thread ends now, too. What is left for the thread to find is bounded, or a
+  // client that sends and cancels would fill the queue of the workers.
+  while (abandoned_ < context_.config.max_calls) {
+    const auto call = calls_.TakeUnbegun(*id);
+    if (!call) break;
+    ++abandoned_;
+    call->response.error = cancelled;
+    Finish(*call);
+    call->frame = {};  // the thread may come late
   }
 }
 
 void Connection::Receive(Frame frame) {
   if (frame.header.type == MessageType::kCancel) return CancelCalls(frame);
+  // It reads nothing, and whatever it sends would add an answer.
+  if (writer_.size() > 2 * context_.config.max_calls + kMostProgress) return Close();
   ++context_.counters.calls;
   if (frame.refused) {
     ++context_.counters.calls_failed;
@@ -92,13 +102,13 @@ void Connection::Receive(Frame frame) {
     const Error error{Code::kResourceExhausted,
                       "too many calls in flight on this connection (limits.max_calls = " +
                           std::to_string(context_.config.max_calls) + ")"};
-    if (writer_.size() > 2 * context_.config.max_calls) return Close();  // it reads nothing
     ++calls_in_flight_;
     return Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(error), {}, true);
   }
   ++calls_in_flight_;
   const MessageType type = frame.header.type;
-  const Runs runs = RunsOf(frame.header);
+  Runs runs = RunsOf(frame.header);
+  if (runs == Runs::kBeside && calls_.running(runs) >= kMostBeside) runs = Runs::kInTurn;
   reader_.Hold(frame.header.payload_bytes);
   const auto call = WithMemory([&] { return std::make_shared<Call>(std::move(frame), runs); });
   WithMemory([&] { calls_.Add(call); });
@@ -118,6 +128,10 @@ void Connection::RunNext() {
 }
 
 void Connection::Work(const std::shared_ptr<Call>& call) {
+  if (!call->Take()) {  // it was cancelled
+    --abandoned_;
+    return;
+  }
   Frame& frame = call->frame;
   auto last = std::chrono::steady_clock::now() - kProgressInterval;
   const uint64_t request_id = frame.header.request_id;
@@ -127,7 +141,8 @@ void Connection::Work(const std::shared_ptr<Call>& call) {
       last = now;
       Json control = {{"done", done}, {"total", total}, {"unit", std::string(unit)}};
       asio::post(context_.io, [self = shared_from_this(), request_id, c = std::move(control)] {
-        if (self->writer_.size() >= 16) return;  // a client that does not read misses some
+        // A client that does not read misses some.
+        if (self->writer_.size() >= kMostProgress) return;
         self->Answering([&] { self->Send(MessageType::kProgress, request_id, c, {}, false); });
       });
     }
@@ -147,7 +162,7 @@ void Connection::Work(const std::shared_ptr<Call>& call) {
     CallLimits limits;
     PREFIXD_ASSIGN(limits.deadline, DeadlineOf(request.control, frame));
     limits.canceller = &call->canceller;
-    if (GivesBack(request.type)) limits = {};
+    if (call->gives_back()) limits = {};
     const CallScope scope(limits);
     PREFIXD_TRY(CheckCall());
     request.payload = std::move(frame.payload);

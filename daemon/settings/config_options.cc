@@ -103,10 +103,12 @@ std::vector<Option> OptionsOf(Config& c) {
       Number("", "limits.polling_threads", &c.polling_threads, kThreads, {0, 1024},
              "How many of them may poll at a time, each for the next step of one client that asks "
              "for it. 0: none."),
-      Number("", "limits.workers", &c.workers, kThreads, {1, 1024},
-             "Threads that carry out calls, one call per connection at a time. Steps that wait for "
-             "cores hold one, and those on one prefix are run together: as many as connections "
-             "that decode at the same time. One tenant gets three quarters."),
+      Number(
+          "", "limits.workers", &c.workers, kThreads, {1, 1024},
+          "Threads that carry out calls: of a connection one at a time, and up to four more that "
+          "read a layer into shared memory. Steps that wait for cores hold one, and those on one "
+          "prefix are run together: as many as connections that decode at the same time. One "
+          "tenant gets three quarters."),
       Number(
           "", "limits.long_workers", &c.long_workers, kThreads, {1, 64},
           "Threads for verify and wait_ready; each such call holds one until it ends. One tenant "

@@ -109,6 +109,30 @@ TEST_F(SharesTest, CallsInTurnOfOneTenantHoldUpNoneOfAnother) {
   for (const auto& client : clients) EXPECT_TRUE(client->Receive().ok());
 }
 
+// Its connection would be given up by a client that waits for the answer.
+TEST_F(SharesTest, ACancelledCallThatWaitsForAThreadIsAnsweredAtOnce) {
+  std::vector<std::unique_ptr<RawClient>> clients;
+  control_->Hold();
+  for (int i = 0; i < 3; ++i) {
+    clients.push_back(Greedy());
+    ASSERT_OK(clients.back()->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}));
+  }
+  AwaitShare();
+  const auto late = Greedy();
+  EXPECT_TRUE(EndsWhileHeld([&] {
+    for (int i = 0; i < 60; ++i) {
+      ASSERT_OK(late->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}, 7));
+      ASSERT_OK(late->Send(MessageType::kCancel, {{"request", 7}}));
+      const auto ended = late->Receive();
+      EXPECT_CODE(ended, Code::kCancelled);
+    }
+  }));
+  ASSERT_OK(late->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}));
+  control_->Release();
+  EXPECT_OK(late->Receive());
+  for (const auto& client : clients) EXPECT_OK(client->Receive());
+}
+
 // Those that run and those that wait for their tenant's share are told alike.
 TEST_F(SharesTest, ADaemonThatStopsTellsWaitingCallsThatTheyAreCancelled) {
   control_->heeds = true;

@@ -13,15 +13,16 @@ class DeadClients : public CallsFixture {
     OpenCold(MakePrompt(spec_.geometry, 400, Seed("DeadClients")));
     daemon::Config config;
     config.shutdown_grace_s = 1;
+    memory_ = store_->memory();
     daemon_ = std::make_unique<daemon::DaemonInProcess>(std::move(store_), config);
     client_ = daemon_->Connect();
     ASSERT_TRUE(client_);
   }
 
   // Returns a client with a session, and the call that reads all rows of a head.
-  std::unique_ptr<RawClient> NewClient(Json& read) {
+  std::unique_ptr<RawClient> NewClient(Json& read, bool shared = false) {
     auto raw = std::make_unique<RawClient>(daemon_->address());
-    EXPECT_TRUE(raw->Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}}).ok());
+    EXPECT_TRUE(raw->Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", shared}}).ok());
     const auto attached = raw->Call(
         MessageType::kAttach,
         {{"attach", {{"model", spec_.name}, {"prefix", prefix_}, {"policy", {{"mode", "full"}}}}}});
@@ -33,6 +34,7 @@ class DeadClients : public CallsFixture {
     return raw;
   }
 
+  std::shared_ptr<MemoryBudget> memory_;
   std::unique_ptr<daemon::DaemonInProcess> daemon_;
   std::unique_ptr<RemoteStore> client_;
 };
@@ -79,6 +81,64 @@ TEST_F(DeadClients, AreSeenBehindPayloadsThatFindNoRoom) {
     return server->calls_running == 1 && server->connections == 1;
   }));
   large.wait();
+}
+
+// Refusals are answers, too: a client that reads none may not have them pile up.
+TEST_F(DeadClients, WhoReadsNoRefusalIsDisconnected) {
+  RawClient raw(daemon_->address());
+  ASSERT_OK(raw.Call(MessageType::kHello, {{"tenant", ""}, {"shared_memory", false}}));
+  const MemoryCharge all = memory_->Of("").Charge(MemoryKind::kMessages, uint64_t{1} << 40);
+  const std::vector<std::byte> payload(128 << 10);
+  int sent = 0;
+  while (sent < 3000 && raw.Send(MessageType::kReadTokens, Json::object(), 0, payload).ok()) ++sent;
+  EXPECT_LT(sent, 3000);
+  EXPECT_TRUE(Eventually([&] { return client_->Server()->connections == 1; }));
+}
+
+// Nobody reads from a connection on which something else than the protocol came.
+TEST_F(DeadClients, NothingRunsForWhoBreaksTheProtocol) {
+  Json read;
+  auto raw = NewClient(read);
+  ASSERT_TRUE(raw);
+  HoldDisk();
+  for (int i = 0; i < 5; ++i) ASSERT_OK(raw->Send(MessageType::kReadRange, read));
+  plan_->AwaitInjected();
+  ASSERT_OK(raw->Send(MessageType::kReply, Json::object()));  // no request
+  EXPECT_TRUE(Eventually([&] {
+    const auto server = client_->Server();
+    return server->calls_running == 1 && server->connections == 1;
+  }));
+  EXPECT_EQ(client_->Server()->calls_dropped, 4u);
+  EXPECT_EQ(client_->Stats()->sessions, 0u);
+}
+
+// They would have all workers of their tenant.
+TEST_F(DeadClients, FewLayersOfOneClientAreReadAtOnce) {
+  Json read;
+  const auto raw = NewClient(read, /*shared=*/true);
+  ASSERT_TRUE(raw);
+  ConnectOptions options;
+  options.tenant = "other";
+  const auto other = daemon_->Connect(options);
+  ASSERT_TRUE(other);
+  const KvGeometry& g = spec_.geometry;
+  const size_t rows = size_t{prompt_.n_tokens} * g.n_kv_heads;
+  const size_t k = rows * g.row(0).key_bytes(), v = rows * g.row(0).value_bytes();
+  const Json layer = {{"session", read["session"]},
+                      {"layer", 0},
+                      {"begin", 0},
+                      {"end", prompt_.n_tokens},
+                      {"first_head", 0},
+                      {"n_heads", 0},
+                      {"head_major", false},
+                      {"out", {{0, k}, {k, v}}}};
+  HoldDisk();
+  raw->UseSharedMemory();
+  for (int i = 0; i < 12; ++i) ASSERT_OK(raw->Send(MessageType::kReadLayer, layer));
+  ASSERT_TRUE(Eventually([&] { return other->Server()->calls_waiting == 7; }));
+  EXPECT_EQ(other->Server()->calls_running, 4u + 1 + 1);  // one in turn, and the one that asks
+  Release();
+  for (int i = 0; i < 12; ++i) EXPECT_OK(raw->Receive());
 }
 
 // A client goes away with a layer's pieces on their way and its last ones unanswered.

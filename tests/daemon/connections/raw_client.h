@@ -36,6 +36,8 @@ class RawClient {
               std::span<const std::byte> payload = {}) {
     return SendBytes(type, wire::PackControl(control), payload, payload.size(), id);
   }
+  // What is sent says from here on that its tensors lie in shared memory.
+  void UseSharedMemory() { flags_ = wire::kFlagShared; }
   // Announces `payload_bytes`, whatever is sent.
   Status SendBytes(wire::MessageType type, std::span<const std::byte> control,
                    std::span<const std::byte> payload, uint64_t payload_bytes, uint64_t id = 0) {
@@ -44,6 +46,7 @@ class RawClient {
     header.request_id = id > 0 ? id : next_id_++;
     header.control_bytes = uint32_t(control.size());
     header.payload_bytes = payload_bytes;
+    header.flags = flags_;
     const auto head = wire::EncodeHeader(header);
     const std::array<std::span<const std::byte>, 3> parts = {std::span(head), control, payload};
     return socket_.Send(parts, Soon());
@@ -75,6 +78,7 @@ class RawClient {
   static Socket::Deadline Soon() { return Socket::Clock::now() + std::chrono::seconds(20); }
   Socket socket_;
   uint64_t next_id_ = 1;
+  uint16_t flags_ = 0;
 };
 
 }  // namespace prefixd::testing
