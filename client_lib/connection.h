@@ -8,7 +8,8 @@
 //
 // A call runs under the calling thread's limits (base/call_scope.h): the daemon is told its
 // deadline with it, and its cancellation when that comes. Only a daemon that does not answer for
-// kGrace after that costs the connection.
+// kGrace after that costs the connection. A commit that has begun goes on to its end, so that its
+// answer is waited for as long as the connection lasts.
 //
 // Thread-safety: Do and DoSeries may be called concurrently; they take turns. AwaitStep runs beside
 // them. After a broken connection every call fails with kUnavailable.
@@ -117,7 +118,8 @@ class Connection {
     bool cancelled = false;  // by its progress function: it fails, even where it was finished
     std::optional<Result<Reply>> answer = {};
   };
-  struct Landing;  // nothing is in flight any more when it goes
+  // Nothing is in flight any more when it goes: what is, ends with the connection.
+  struct Landing;
 
   Connection() = default;
   Status SayHello(const ConnectOptions& options);
@@ -146,7 +148,7 @@ class Connection {
   // The earliest deadline of what is in flight.
   Socket::Deadline Earliest() const;
   // Waits until a message comes or a deadline has passed. Sends a cancel for each call that is to
-  // end meanwhile, and shortens its deadline then.
+  // end meanwhile, and shortens its deadline then, unless the call runs to its end.
   Status AwaitMessage();
   static Error Malformed(const std::string& why);
   // Marks the connection as broken, and closes it.

@@ -39,6 +39,12 @@ wire::Json Layout(const auto& tensors, uint64_t* offset, uint64_t alignment) {
   return list;
 }
 
+// Whether the daemon carries the call out to its end once it has begun, and answers it then,
+// however late and cancelled it is.
+bool RunsToItsEnd(MessageType type) {
+  return type == MessageType::kPutCommit || type == MessageType::kPersist;
+}
+
 bool IsCancelled(const CallLimits* limits) {
   const Status goes_on = limits->Check();
   return !goes_on.ok() && goes_on.error().code == Code::kCancelled;
@@ -47,11 +53,18 @@ bool IsCancelled(const CallLimits* limits) {
 }  // namespace
 
 struct Connection::Landing {
-  explicit Landing(std::vector<Flight*>& all) : flights(all) {}
-  ~Landing() { flights.clear(); }
+  explicit Landing(Connection& c) : connection(c) {}
+  // After an exception the daemon still reads and writes the tensors of what was in flight, where
+  // the next call's would lie.
+  ~Landing() {
+    if (connection.flights_.empty()) return;
+    connection.EndAs(End::kOther);
+    connection.CloseSocket();
+    connection.flights_.clear();
+  }
   Landing(const Landing&) = delete;
   Landing& operator=(const Landing&) = delete;
-  std::vector<Flight*>& flights;
+  Connection& connection;
 };
 
 Status Connection::CheckUsable() const {
@@ -65,7 +78,7 @@ Result<Connection::Reply> Connection::Do(Call call) {
   PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
   PREFIXD_TRY(CheckUsable());
   Flight flight{.call = std::move(call)};
-  const Landing landing(flights_);
+  const Landing landing(*this);
   PREFIXD_TRY(Launch(flight));
   while (!flight.answer) PREFIXD_TRY(Receive());
   return *std::move(flight.answer);
@@ -80,7 +93,7 @@ Status Connection::DoSeries(std::vector<Call> calls, const std::function<void(si
   const size_t depth =
       std::clamp<uint64_t>(std::min<uint64_t>(parts, hello_.max_calls), 1, kInFlight);
   std::array<Flight, kInFlight> flights;
-  const Landing landing(flights_);
+  const Landing landing(*this);
   Status failed;
   for (size_t begun = 0, ended = 0; ended < begun || (begun < calls.size() && failed.ok());) {
     if (begun < calls.size() && failed.ok() && begun - ended < depth) {
@@ -115,10 +128,12 @@ Status Connection::Launch(Flight& flight) {
                            std::to_string(hello_.max_payload_bytes) + " (limits.max_frame_mib)");
   }
   flight.deadline = DeadlineOf(flight.call);
+  flights_.reserve(flights_.size() + 1);  // what was sent is always listed
   Status sent = SendRequest(flight);
   if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent;  // unsent
   flights_.push_back(&flight);
   if (!sent.ok()) return LastWords(flight, sent.error());
+  if (RunsToItsEnd(call.type)) flight.deadline.reset();
   return {};
 }
 
@@ -218,9 +233,11 @@ Status Connection::AwaitMessage() {
         continue;
       }
       flight->told = true;
-      flight->deadline =
-          std::min(flight->deadline.value_or(Socket::Clock::time_point::max()), now + kGrace);
-      PREFIXD_TRY(SendCancel(flight->id, flight->deadline));
+      if (!RunsToItsEnd(flight->call.type)) {
+        flight->deadline =
+            std::min(flight->deadline.value_or(Socket::Clock::time_point::max()), now + kGrace);
+      }
+      PREFIXD_TRY(SendCancel(flight->id, flight->deadline.value_or(now + kGrace)));
     }
   }
 }

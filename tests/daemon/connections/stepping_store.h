@@ -1,6 +1,6 @@
 // A store whose sessions only step, without memory or disk, and whose steps, matches, waits for
-// prefixes, removals and writes of puts a test can hold. For tests of what carries calls. A prefix
-// "a/b" is of tenant "a".
+// prefixes, removals, writes and commits of puts a test can hold. For tests of what carries calls.
+// A prefix "a/b" is of tenant "a".
 #pragma once
 
 #include <atomic>
@@ -168,7 +168,10 @@ class SteppingStore final : public Store {
       return Not();
     }
     PutProgress progress() const override { return {}; }
-    Result<PutResult> Commit() override { return Not(); }
+    Result<PutResult> Commit() override {
+      PREFIXD_TRY(control_->Pass(0));
+      return PutResult();
+    }
     void Abort() override {}
 
    private:
@@ -219,7 +222,10 @@ class SteppingStore final : public Store {
     return Not();
   }
   Result<std::unique_ptr<Snapshot>> TakeSnapshot() override { return Not(); }
-  Status WaitReady(std::string_view, const ProgressFn&) override { return control_->Pass(0); }
+  Status WaitReady(std::string_view, const ProgressFn& progress) override {
+    progress(1, 2, "step");
+    return control_->Pass(0);
+  }
   Result<PrefixPage> ListPrefixes(const ListSpec&) override { return Not(); }
   Result<PrefixDetail> Prefix(std::string_view id) override {
     ++control_->described;
