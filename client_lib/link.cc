@@ -19,9 +19,10 @@ Result<std::shared_ptr<Connection>> Link::Live() {
     away_since_.reset();
     return connection_;
   }
-  const auto until = connection_ ? PatientUntil() : Clock::now();
-  PREFIXD_ASSIGN(connection_, OpenUntil(options_, until));
-  away_since_.reset();
+  if (connection_ && !away_since_) away_since_ = Clock::now();
+  auto opened = OpenUntil(options_, connection_ ? PatientUntil() : Clock::now());
+  Found(opened);
+  PREFIXD_ASSIGN(connection_, std::move(opened));
   return connection_;
 }
 
@@ -35,16 +36,19 @@ Result<std::shared_ptr<Connection>> Link::Aside(bool shared_memory) {
     until = PatientUntil();
   }
   auto opened = OpenUntil(options, until);
-  if (opened.ok()) {
-    std::lock_guard lock(mutex_);
-    away_since_.reset();
-  }
+  std::lock_guard lock(mutex_);
+  Found(opened);
   return opened;
 }
 
-Link::Clock::time_point Link::PatientUntil() {
-  if (!away_since_) away_since_ = Clock::now();
-  return *away_since_ + std::chrono::milliseconds(options_.reconnect_ms);
+Link::Clock::time_point Link::PatientUntil() const {
+  return away_since_.value_or(Clock::now()) + std::chrono::milliseconds(options_.reconnect_ms);
+}
+
+void Link::Found(const Result<std::shared_ptr<Connection>>& opened) {
+  const bool answered =
+      opened.ok() || (opened.error().code != Code::kUnavailable && !EndedEarly(opened.error()));
+  if (answered) away_since_.reset();
 }
 
 Result<std::shared_ptr<Connection>> Link::OpenUntil(const ConnectOptions& options,

@@ -26,7 +26,8 @@ class Link {
   // one until ConnectOptions::reconnect_ms after the first call that missed it; the first
   // connection of all is tried once.
   Result<std::shared_ptr<Connection>> Live();
-  // Opens a connection of its own, and waits as Live does.
+  // Opens a connection of its own, and waits as Live does: from now on, where Live has not missed
+  // the daemon before.
   Result<std::shared_ptr<Connection>> Aside(bool shared_memory);
 
   // Runs `call(connection)`, which returns a Result, and again where the daemon went away
@@ -66,8 +67,10 @@ class Link {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Until when a call that finds no daemon waits for one. The lock is held.
-  Clock::time_point PatientUntil();
+  // The lock is held for both. Until when a call that finds no daemon waits for one.
+  Clock::time_point PatientUntil() const;
+  // Notes that a daemon answered, if it did, also where it refused.
+  void Found(const Result<std::shared_ptr<Connection>>& opened);
   Result<std::shared_ptr<Connection>> OpenUntil(const ConnectOptions& options,
                                                 Clock::time_point until) const;
 
@@ -75,7 +78,7 @@ class Link {
   const ConnectOptions options_;
   mutable std::mutex mutex_;  // held while a connection is opened, so that one is
   std::shared_ptr<Connection> connection_;
-  std::optional<Clock::time_point> away_since_;
+  std::optional<Clock::time_point> away_since_;  // when Live missed the daemon
 };
 
 }  // namespace prefixd

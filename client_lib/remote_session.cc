@@ -20,7 +20,13 @@ Result<Place> RemoteSession::Find() const {
   PREFIXD_TRY(CheckOpen());
   PREFIXD_ASSIGN(auto live, place_.Live());
   if (live) return *std::move(live);
-  return place_.Find(info_, policy(), call_timeout_ms_);
+  PREFIXD_ASSIGN(Place found, place_.Find(info_, policy(), call_timeout_ms_));
+  if (!open_) {  // Detach came meanwhile, and may have seen the last place alone
+    const CarriedScope to_its_end(nullptr);
+    (void)found.connection->Do(SessionCall(MessageType::kDetach, found));
+    return SessionDetached(info_.id);
+  }
+  return found;
 }
 
 Status RemoteSession::SetPolicy(const StepPolicy& policy) {

@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 
+#include "base/call_scope.h"
 #include "protocol/codec.h"
 
 namespace prefixd {
@@ -107,8 +108,11 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
   spec.own_memory_tokens = info.own_memory_tokens;
   auto again = link_->Run([&](auto connection) { return AttachOver(connection, spec); });
   if (!again.ok()) {
-    const bool away = again.error().code == Code::kUnavailable;
-    return away ? again.error() : CannotGoOn(again.error().message);
+    // The next call may find the daemon, or time, or room.
+    const Error& error = again.error();
+    const bool later = error.code == Code::kUnavailable || error.code == Code::kResourceExhausted ||
+                       EndedEarly(error);
+    return later ? error : CannotGoOn(error.message);
   }
   if (again->info.n_tokens != info.n_tokens || again->info.geometry != info.geometry) {
     (void)again->place.connection->Do(SessionCall(MessageType::kDetach, again->place));

@@ -53,7 +53,8 @@ class SessionPlace {
   bool lost_own() const;
   void ForgetOwn();
   // Returns the place; where its connection is broken, attaches over another one to the same tokens
-  // of the same prefix, with `policy`. kUnavailable when that cannot be, or may not.
+  // of the same prefix, with `policy`. kUnavailable when that cannot be, or may not;
+  // kResourceExhausted, and the end of the call, as an attach has them: a later call may find it.
   Result<Place> Find(const SessionInfo& info, const StepPolicy& policy, uint32_t call_timeout_ms);
 
  private:

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <future>
 #include <optional>
 #include <thread>
 
@@ -27,9 +28,9 @@ class Interruptions : public ::testing::TestWithParam<Over> {
     ASSERT_TRUE(client_ && PutReady(*client_));
   }
 
-  void Start(const std::string& listen) {
-    daemon_ =
-        std::make_unique<DaemonProcess>(dir_.path(), std::vector{std::string("--listen"), listen});
+  void Start(const std::string& listen, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--listen", listen});
+    daemon_ = std::make_unique<DaemonProcess>(dir_.path(), more);
     ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
     port_ = daemon_->tcp_address().substr(4);  // the same after a restart
   }
@@ -271,6 +272,17 @@ TEST_P(Interruptions, AsynchronousMatchesFindTheDaemonAgain) {
   auto failed = hasty->MatchAsync(spec, patience);
   ASSERT_TRUE(failed.ok());
   EXPECT_EQ((*failed)->Get().error().code, Code::kUnavailable);
+  // Each waits as long as it may, however long ago another waited in vain.
+  Start(port_);
+  const auto waits = Connected(3000);
+  Kill();
+  failed = waits->MatchAsync(spec, patience);
+  ASSERT_TRUE(failed.ok());
+  EXPECT_EQ((*failed)->Get().error().code, Code::kUnavailable);
+  auto late = waits->MatchAsync(spec, patience);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  Start(port_);
+  EXPECT_EQ(found(std::move(late)), kTokens);
 }
 
 TEST_P(Interruptions, WhoMayNotWaitIsToldAtOnce) {
@@ -321,6 +333,39 @@ TEST_P(Interruptions, APrefixThatIsGoneEndsTheSession) {
     ASSERT_TRUE(PutReady(*client_));
   }
   EXPECT_TRUE(Attach(*client_, kPolicies[0]));
+}
+
+// A refusal that the next call may not meet is told as it is.
+TEST_P(Interruptions, ASessionThatFindsNoRoomGoesOnLater) {
+  const auto session = Attach(*client_, kPolicies[0]);
+  ASSERT_TRUE(session);
+  Kill();
+  Start(port_, {"--max-sessions", "1"});
+  const auto other = Connected(0);
+  ASSERT_TRUE(other);
+  const auto last = Attach(*other, kPolicies[0]);
+  ASSERT_TRUE(last);
+  const auto refused = Step(*session, 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::kResourceExhausted) << refused.error().message;
+  ASSERT_TRUE(last->Detach().ok());
+  const auto answer = Step(*session, 1);
+  EXPECT_TRUE(answer.ok()) << answer.error().message;
+}
+
+// A call that attaches again while the session is detached leaves nothing at the daemon.
+TEST_P(Interruptions, WhatIsDetachedMeanwhileStaysDetached) {
+  const auto session = Attach(*client_, kPolicies[0]);
+  ASSERT_TRUE(session);
+  Kill();
+  auto step = std::async(std::launch::async, [&] { return Step(*session, 1); });
+  EXPECT_EQ(step.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  (void)session->Detach();
+  Start(port_);
+  const auto answer = step.get();
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.error().code, Code::kFailedPrecondition) << answer.error().message;
+  EXPECT_EQ(client_->Stats()->sessions, 0u);
 }
 
 TEST_P(Interruptions, APutBeginsAgainAndWhatWasCommittedIsFound) {
