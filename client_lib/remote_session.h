@@ -1,7 +1,8 @@
 // A session over a link: it attaches again where the daemon was away meanwhile. Internal to
 // client_lib.
 //
-// Thread-safety: that of Session. One mutex guards policy and last report, and is held for no call.
+// Thread-safety: that of Session. One mutex guards policy, last report and partial appends, and is
+// held for no call.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,7 @@
 #include "base/session_arguments.h"
 #include "client_lib/connection.h"
 #include "client_lib/link.h"
+#include "client_lib/partial_appends.h"
 #include "client_lib/remote_hold.h"
 #include "client_lib/session_place.h"
 #include "prefixd/session.h"
@@ -62,8 +64,12 @@ class RemoteSession final : public Session {
   Result<std::shared_ptr<Session>> Fork() override;
   Result<PutResult> Persist(std::span<const uint32_t> tokens, const PersistSpec& spec) override;
   Result<std::shared_ptr<Session>> ForkPersisted(uint32_t window) override;
-  // A step over this connection appended an own token.
-  void KeptAt(const Connection& connection) { place_.KeepOwn(connection); }
+  // A step over this connection appended an own token to these heads.
+  void KeptAt(const Connection& connection, uint32_t layer, HeadRange heads) {
+    place_.KeepOwn(connection);
+    std::lock_guard lock(mutex_);
+    partial_.Note(layer, heads, 1, 1);
+  }
 
   // These are defined in remote_session_reads.cc.
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
@@ -122,9 +128,10 @@ class RemoteSession final : public Session {
   CallCanceller canceller_;
   mutable SessionPlace place_;
   std::atomic<bool> open_ = true;
-  mutable std::mutex mutex_;  // guards policy_ and last_
+  mutable std::mutex mutex_;  // guards what follows
   StepPolicy policy_;
   mutable SessionReport last_;
+  PartialAppends partial_;
 };
 
 }  // namespace prefixd

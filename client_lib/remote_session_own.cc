@@ -50,7 +50,12 @@ Status RemoteSession::Append(uint32_t layer, HeadRange heads, uint32_t n,
   const RowShape row = g.row(layer);
   const size_t key = heads.n * row.key_bytes(), value = heads.n * row.value_bytes();  // of a token
   const auto run = static_cast<uint32_t>(std::min<size_t>(PerMessage(key + value), UINT32_MAX));
-  for (uint32_t done = 0; done < n;) {
+  uint32_t done = 0;
+  {
+    std::lock_guard lock(mutex_);
+    done = partial_.Done(layer, heads, n);
+  }
+  while (done < n) {
     const uint32_t m = std::min(run, n - done);
     PREFIXD_ASSIGN(auto reply, Over([&](const Place& at) {
                      Connection::Call call = SessionCall(MessageType::kAppend, at);
@@ -64,6 +69,8 @@ Status RemoteSession::Append(uint32_t layer, HeadRange heads, uint32_t n,
                      return answer;
                    }));
     done += m;
+    std::lock_guard lock(mutex_);
+    partial_.Note(layer, heads, n, done);
   }
   return {};
 }
@@ -79,10 +86,18 @@ Status RemoteSession::StepAppend(uint32_t layer, HeadRange heads, std::span<cons
 Status RemoteSession::Truncate(uint32_t n) {
   const CallScope scope(Limits());
   PREFIXD_TRY(CheckOpen());
+  const auto forget_partial = [this] {
+    std::lock_guard lock(mutex_);
+    partial_.Clear();
+  };
   // What is lost need not be truncated, and the session may attach elsewhere.
-  if (n == 0 && place_.lost_own()) place_.ForgetOwn();
+  if (n == 0 && place_.lost_own()) {
+    place_.ForgetOwn();
+    forget_partial();
+  }
   PREFIXD_ASSIGN(auto reply, Do(MessageType::kTruncate, {{"n", n}}));
   if (n == 0) place_.ForgetOwn();
+  forget_partial();
   return {};
 }
 

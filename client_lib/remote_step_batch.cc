@@ -57,7 +57,8 @@ void RemoteStepBatch(const Link& link, std::span<StepRequest> requests) {
     for (const RemoteStep& step : steps) {
       const Status& status = step.request->status;
       if (status.ok() && step.request->append) {
-        static_cast<RemoteSession*>(step.request->session)->KeptAt(*step.connection);
+        static_cast<RemoteSession*>(step.request->session)
+            ->KeptAt(*step.connection, step.request->layer, step.request->heads);
       }
       if (status.ok() || tries >= most_tries) continue;
       const bool gone = link.MayRepeat(*step.connection, status.error());

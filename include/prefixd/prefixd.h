@@ -415,7 +415,7 @@ PFX_API pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, 
  * (n_heads 0: to the last): k: [n][n_heads][key_dim] after RoPE, v: [n][n_heads][value_dim], in the
  * model's dtype, sizes in bytes. PFX_RESOURCE_EXHAUSTED without memory; a refused call has changed
  * nothing (over a connection a block of several messages may have been appended up to the refused
- * one). */
+ * one). The same call may be repeated, and goes on. */
 PFX_API pfx_code pfx_session_append(pfx_session* session, uint32_t layer, uint32_t first_head,
                                     uint32_t n_heads, uint32_t n, const void* k, size_t k_bytes,
                                     const void* v, size_t v_bytes);

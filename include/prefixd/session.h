@@ -115,7 +115,8 @@ class Session {
   // A layer with a sliding window needs them for Persist alone: the engine attends over it itself.
   // Borrowed for the call. kInvalidArgument: sizes, NaN or Inf; kResourceExhausted: no memory. A
   // refused call has changed nothing; a remote one that takes several messages may have appended
-  // the tokens before the refused message, and Truncate goes back.
+  // the tokens before the refused message. The same call may be repeated, and goes on; Truncate
+  // goes back.
   virtual Status Append(uint32_t layer, HeadRange heads, uint32_t n, std::span<const std::byte> k,
                         std::span<const std::byte> v) = 0;
   Status Append(uint32_t layer, uint32_t n, std::span<const std::byte> k,

@@ -4,9 +4,11 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <thread>
 
 #include "tests/client_lib/own_tokens.h"
+#include "tests/support/expect_ok.h"
 
 namespace prefixd::testing {
 namespace {
@@ -66,6 +68,28 @@ TEST_P(OwnTokens, LargeBlocksAreSplit) {
   AppendBoth(*mine, *theirs, 1, 700, Seed("OwnLarge") + 2);
   ExactBoth(*mine, *theirs, 1, 1600, Seed("OwnLarge") + 4);
   EXPECT_EQ(mine->report().own_tokens, 10700u);
+}
+
+// Whether it was refused before its first token or in the middle: the same again appends the rest.
+TEST_P(OwnTokens, ALargeBlockThatFailsMayBeRepeated) {
+  constexpr uint32_t kBlock = 10000;
+  Put(*client_);
+  const auto mine = Attach(*client_), theirs = Attach(*reference_);
+  ASSERT_TRUE(mine && theirs);
+  const auto k = Rows(kBlock, 2, Seed("OwnAgain")), v = Rows(kBlock, 2, Seed("OwnAgain") + 1);
+  auto bad = v;
+  const uint16_t nan = 0x7fc0;
+  std::memcpy(&bad[bad.size() - 2], &nan, 2);
+  for (const uint32_t blocks : {1u, 2u}) {
+    for (int i = 0; i < 2; ++i)
+      EXPECT_CODE(mine->Append(1, kBlock, k, bad), Code::kInvalidArgument);
+    // What has gone back does not go on.
+    if (blocks == 2) ASSERT_OK(mine->Truncate(kBlock));
+    ASSERT_OK(mine->Append(1, kBlock, k, v));
+    ASSERT_OK(theirs->Append(1, kBlock, k, v));
+    EXPECT_EQ(mine->report().own_tokens, blocks * kBlock);
+    ExactBoth(*mine, *theirs, 1, 50, Seed("OwnAgain") + 2);
+  }
 }
 
 // An answer of 20,000 tokens, of which some 2,000 are in memory at a time.
