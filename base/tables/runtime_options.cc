@@ -117,6 +117,11 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              "auto: log8 where steps are computed on the CPU, none on CUDA."),
       Number("clusters", "ingest.clusters", &o.clusters, {"per segment and head"}, {1, 4096},
              "Clusters of keys, for the estimators that go by clusters."),
+      Number("busy_percent", "ingest.busy_percent", &o.busy_percent, {"per cent of a core"},
+             {1, 100},
+             "What ingest and rewriting take together while other programs want the cores and "
+             "nobody waits "
+             "for them. 100: what the scheduler gives them."),
       Number("query_samples", "ingest.query_samples", &o.query_samples, {"queries per layer"},
              {0, 4096}, "Queries of a prefill kept to choose estimators and measure them."),
       Plain("choice_budgets", "ingest.choice_budgets", &o.choice_budgets, "fractions of the prefix",

@@ -65,7 +65,10 @@ struct RuntimeOptions {
   // steps need not recompute them: "none", "u8", "u16", "log8", "log16"; "auto": log8 if steps are
   // computed on the CPU, none on CUDA.
   std::string phi_features = "auto";
-  uint32_t clusters = 32;       // per segment and head, for estimators that use clusters
+  uint32_t clusters = 32;  // per segment and head, for estimators that use clusters
+  // How much of a core ingest and rewriting take, all together, while others want the cores and
+  // nobody waits for them, in per cent. 100: what the scheduler gives them.
+  uint32_t busy_percent = 10;
   uint32_t query_samples = 32;  // per layer, stored from the last quarter of a prefill
   std::vector<double> choice_budgets = {0.005, 0.01, 0.02, 0.03, 0.05, 0.1};
   bool build_codes = true;  // compact codes for segments of at least codes_min_tokens

@@ -46,7 +46,7 @@ class HeadTrials {
         lse_(group_),
         rho_(group_) {}
 
-  Status Measure(std::vector<HeadChoice>& out);
+  Status Measure(const WorkProgress& progress, std::vector<HeadChoice>& out);
 
  private:
   const KeptSummary* Kept(const EstimatorVariant& estimator) const {
@@ -86,7 +86,7 @@ Status HeadTrials::LoadFeatures() {
   return {};
 }
 
-Status HeadTrials::Measure(std::vector<HeadChoice>& out) {
+Status HeadTrials::Measure(const WorkProgress& progress, std::vector<HeadChoice>& out) {
   PREFIXD_TRY(samples_.Read());
   out.clear();
   for (double budget : trials_.budgets) {
@@ -95,6 +95,7 @@ Status HeadTrials::Measure(std::vector<HeadChoice>& out) {
   if (samples_.count() == 0) return {};
   PREFIXD_TRY(LoadFeatures());
   for (const Trial& trial : trials_.all) {
+    PREFIXD_TRY(progress.Check());
     if (trial.estimator.kind != EstimatorKind::kNone && !in_.model.Summarised(layer_)) continue;
     const KeptSummary* kept = Kept(trial.estimator);
     uint32_t k = std::min(trial.k, mid_count_);
@@ -247,7 +248,7 @@ Result<std::vector<HeadChoice>> MeasureChoices(const DerivedContext& context, co
     PREFIXD_TRY(progress.Check());
     const uint32_t layer = model.heads.layer_of(head), kv_head = model.heads.head_of(head);
     if (geometry.layers[layer].sliding_window == 0) {
-      PREFIXD_TRY(HeadTrials(in, layer, kv_head).Measure(by_head[head]));
+      PREFIXD_TRY(HeadTrials(in, layer, kv_head).Measure(progress, by_head[head]));
     }
     ++progress.done;
     return {};

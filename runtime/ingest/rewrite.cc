@@ -45,7 +45,7 @@ Status Recluster(storage::PrefixStore& store, const RuntimeOptions& options, con
   recluster.progress = [&](uint64_t done, uint64_t total, std::string_view) {
     progress.done = done;
     progress.total = total;
-    return !progress.cancelled;
+    return progress.Check().ok();
   };
   return store.Recluster(id, recluster);
 }

@@ -21,6 +21,7 @@
 #include "runtime/session/session_services.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/store/host_pinning.h"
+#include "runtime/work/background_pace.h"
 #include "runtime/work/maintenance.h"
 #include "runtime/work/scratch.h"
 #include "runtime/work/scrubber.h"
@@ -37,6 +38,7 @@ struct Core {
         memory(std::move(m)),
         storage(std::move(s)),
         pool(o.threads),
+        pace(o.busy_percent, pool.threads()),
         scratch(memory),
         models(storage.get(), {o.max_models, o.max_models_bytes}, memory->Shared()),
         selector_memory(o.selector_memory_bytes),
@@ -60,6 +62,7 @@ struct Core {
   const std::shared_ptr<MemoryBudget> memory;
   const std::unique_ptr<storage::PrefixStore> storage;
   ThreadPool pool;
+  BackgroundPace pace;
   ScratchPool scratch;
   ModelRegistry models;
   SelectorMemory selector_memory;

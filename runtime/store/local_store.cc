@@ -58,6 +58,7 @@ class LocalStoreImpl final : public LocalStore {
         matches_([this](size_t, const MatchSpec& spec) { return Match(spec); }) {}
   ~LocalStoreImpl() override {
     matches_.Stop();
+    core_->pace.Stop();
     core_->scrubber->Stop();
     core_->prefetcher.Stop();
     core_->key_preloader.Stop();
@@ -330,7 +331,8 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   PREFIXD_TRY(core->models.LoadAll());
   LoadRates(core->options.dir, core->rates);
   core->ingest = std::make_unique<SegmentQueue>(
-      "summaries", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+      "summaries", core->pace,
+      [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_TRY(IngestSegment(c->derived, *model, info.chain.back(), progress));
@@ -339,7 +341,8 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
         return {};
       });
   core->rewrites = std::make_unique<SegmentQueue>(
-      "rewritten rows", [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
+      "rewritten rows", core->pace,
+      [c = core.get()](const SegmentId& id, WorkProgress& progress) -> Status {
         PREFIXD_ASSIGN(const auto info, c->storage->GetPrefix(id));
         PREFIXD_ASSIGN(const auto model, c->models.Find(info.model));
         PREFIXD_ASSIGN(const Rewritten done,

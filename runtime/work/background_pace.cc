@@ -1,11 +1,14 @@
 #include "runtime/work/background_pace.h"
 
 #include <fcntl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <fstream>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -41,6 +44,10 @@ thread_local LastLook last_look;
 
 // Others' turns are a few milliseconds long: shorter pieces say nothing.
 constexpr std::chrono::milliseconds kLookEvery{4};
+// The machine counts in hundredths of a second. Others count if they work for a quarter of one
+// core's time.
+constexpr std::chrono::milliseconds kOthersOver{100};
+constexpr int64_t kOthersPart = 4;
 // Who had the cores may have gone meanwhile.
 constexpr std::chrono::milliseconds kLongestRest{500};
 
@@ -49,6 +56,25 @@ constexpr std::chrono::milliseconds kLongestRest{500};
 SchedTimes SchedTimes::OfThisThread() {
   thread_local const SchedFile file;
   return file.Read();
+}
+
+CoreTimes CoreTimes::Now() {
+  CoreTimes times;
+  timespec own{};
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) == 0) {
+    times.process_ns =
+        static_cast<uint64_t>(own.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(own.tv_nsec);
+  }
+  // "cpu  user nice system idle iowait irq softirq ..." in ticks
+  std::ifstream stat("/proc/stat");
+  std::string cpu;
+  uint64_t user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0;
+  const long ticks = ::sysconf(_SC_CLK_TCK);
+  if (ticks > 0 && stat >> cpu >> user >> nice >> system >> idle >> iowait >> irq >> softirq) {
+    times.machine_ns =
+        (user + nice + system + irq + softirq) * (1'000'000'000 / static_cast<uint64_t>(ticks));
+  }
+  return times;
 }
 
 uint64_t BackgroundPace::RestAfter(const SchedTimes& times) const {
@@ -66,13 +92,28 @@ void BackgroundPace::Rest() {
   const SchedTimes times = SchedTimes::OfThisThread();
   const LastLook before = std::exchange(last_look, {now, times});
   if (before.at == std::chrono::steady_clock::time_point{}) return;  // the thread's first look
-  const uint64_t rest = RestAfter(
-      {times.ran_ns - before.times.ran_ns, times.waited_ns - before.times.waited_ns});
+  const uint64_t rest =
+      RestAfter({times.ran_ns - before.times.ran_ns, times.waited_ns - before.times.waited_ns});
   if (rest == 0) return;
   std::unique_lock lock(mutex_);
+  if (!OthersWork()) return;
   hurried_.wait_for(lock, std::chrono::nanoseconds(rest), [this] { return hurries_ > 0; });
   lock.unlock();
   last_look = {std::chrono::steady_clock::now(), SchedTimes::OfThisThread()};
+}
+
+bool BackgroundPace::OthersWork() {
+  const auto now = std::chrono::steady_clock::now();
+  const auto since = now - looked_;
+  if (since < kOthersOver) return others_work_;
+  const CoreTimes times = CoreTimes::Now(), before = std::exchange(at_look_, times);
+  looked_ = now;
+  if (times.machine_ns == 0) return others_work_ = true;
+  // What was long ago says nothing of now.
+  if (since > 10 * kOthersOver) return others_work_ = false;
+  const auto own = static_cast<int64_t>(times.process_ns - before.process_ns);
+  const auto all = static_cast<int64_t>(times.machine_ns - before.machine_ns);
+  return others_work_ = all - own > std::chrono::nanoseconds(since).count() / kOthersPart;
 }
 
 void BackgroundPace::AddHurry(int n) {

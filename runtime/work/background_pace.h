@@ -1,14 +1,16 @@
 // Holds background work back while other threads want the cores.
 //
-// A low priority does not do that everywhere. Where the kernel schedules by session or control group
-// first (autogroups, services of systemd), a daemon whose background is all that runs has as much
-// weight as an engine, whatever the priorities inside; and an engine whose threads wait for one
-// another at barriers is as slow as the slowest. So a thread of background work looks how long it has
-// waited for a core, which is how long others had it, and sleeps in proportion.
+// A low priority does not do that everywhere. Where the kernel schedules by session or control
+// group first (autogroups, services of systemd), a daemon whose background is all that runs has as
+// much weight as an engine, whatever the priorities inside; and an engine whose threads wait for
+// one another at barriers is as slow as the slowest. So a thread of background work looks how long
+// it has waited for a core, which is how long others had it, and sleeps in proportion if these were
+// other programs: inside one the priority is enough.
 //
 // Thread-safety: all methods may be called concurrently.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -20,6 +22,13 @@ namespace prefixd {
 struct SchedTimes {
   uint64_t ran_ns = 0, waited_ns = 0;
   static SchedTimes OfThisThread();
+};
+
+// What all cores of the machine and this process have worked so far.
+struct CoreTimes {
+  uint64_t machine_ns = 0;  // 0: the kernel does not tell
+  uint64_t process_ns = 0;
+  static CoreTimes Now();
 };
 
 class BackgroundPace {
@@ -54,16 +63,24 @@ class BackgroundPace {
   // Ends all rests, for good.
   void Stop() { AddHurry(1); }
 
-  // Returns how long one of the threads rests that has run and waited for a core for so long.
+  // Returns how long one of the threads rests that has run and waited for a core for so long,
+  // beside other programs.
   uint64_t RestAfter(const SchedTimes& times) const;
 
  private:
   void AddHurry(int n);
 
+  // Whether other programs use the cores, of late. mutex_ is held.
+  bool OthersWork();
+
   const uint32_t busy_percent_, threads_;
-  std::mutex mutex_;
   std::condition_variable hurried_;
-  int hurries_ = 0;  // mutex_ guards it
+  std::mutex mutex_;
+  // mutex_ guards these.
+  int hurries_ = 0;
+  std::chrono::steady_clock::time_point looked_{};
+  CoreTimes at_look_;
+  bool others_work_ = false;
 };
 
 }  // namespace prefixd

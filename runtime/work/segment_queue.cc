@@ -13,8 +13,9 @@ namespace prefixd {
 
 using storage::SegmentId;
 
-SegmentQueue::SegmentQueue(std::string makes, Job job)
+SegmentQueue::SegmentQueue(std::string makes, BackgroundPace& pace, Job job)
     : makes_(std::move(makes)),
+      pace_(pace),
       job_(std::move(job)),
       worker_(WorkPriority::kBackground, [this] { return Take(); }) {}
 
@@ -60,6 +61,7 @@ Worker::Next SegmentQueue::Take() {
   if (queue_.empty()) return {};
   const SegmentId id = queue_.front();
   auto progress = std::make_shared<WorkProgress>();
+  progress->pace = &pace_;
   Worker::Next next{[this, id, progress](const std::stop_token&) { Run(id, progress); }};
   Entry& entry = entries_[id];
   // Nothing below allocates: a segment that left the queue is worked on.
@@ -114,6 +116,7 @@ bool SegmentQueue::LetOthersGo(const SegmentId& id) {
 
 Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& progress) {
   constexpr auto kReportEvery = std::chrono::milliseconds(50);
+  const BackgroundPace::Hurry hurry(&pace_);
   std::unique_lock lock(worker_.mutex());
   while (true) {
     bool ready = true;
@@ -150,6 +153,7 @@ Status SegmentQueue::Wait(std::span<const SegmentId> chain, const ProgressFn& pr
 }
 
 Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
+  const BackgroundPace::Hurry hurry(&pace_);
   std::unique_lock lock(worker_.mutex());
   while (!queue_.empty() || running_) {
     PREFIXD_TRY(CheckCall());
@@ -167,6 +171,7 @@ Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
 }
 
 void SegmentQueue::Forget(const SegmentId& id) {
+  const BackgroundPace::Hurry hurry(&pace_);
   std::unique_lock lock(worker_.mutex());
   std::erase(queue_, id);
   if (running_ == id) {

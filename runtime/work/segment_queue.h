@@ -31,8 +31,9 @@ class SegmentQueue {
     std::optional<Error> error;
   };
 
-  // makes: names the job's results in messages ("summaries").
-  SegmentQueue(std::string makes, Job job);
+  // makes: names the job's results in messages ("summaries"). pace: which jobs keep to unless
+  // somebody waits for them; must outlive it.
+  SegmentQueue(std::string makes, BackgroundPace& pace, Job job);
   ~SegmentQueue() { Stop(); }
 
   // Segments run in order of arrival: parents before children. One whose job lacks memory for a
@@ -71,6 +72,7 @@ class SegmentQueue {
   bool LetOthersGo(const storage::SegmentId& id);
 
   const std::string makes_;
+  BackgroundPace& pace_;
   const Job job_;
   // The worker's mutex guards these.
   std::deque<storage::SegmentId> queue_;

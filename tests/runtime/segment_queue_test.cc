@@ -16,7 +16,8 @@ using storage::SegmentId;
 TEST(SegmentQueueTest, OneThatLacksMemoryLetsOthersGo) {
   const SegmentId starved{{1}}, other{{2}};
   std::atomic<bool> others_done{false};
-  SegmentQueue queue("summaries", [&](const SegmentId& id, WorkProgress&) -> Status {
+  BackgroundPace pace(100, 2);
+  SegmentQueue queue("summaries", pace, [&](const SegmentId& id, WorkProgress&) -> Status {
     if (id == other) others_done = true;
     if (others_done) return {};
     return Error{Code::kResourceExhausted, "the tenant's memory is used up", 1};
