@@ -5,6 +5,7 @@
 #include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
 #include "tests/runtime/runtime_fixture.h"
+#include "tests/runtime/wait_checked.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/support/ends.h"
 
@@ -38,9 +39,7 @@ class SlowDiskTest : public RuntimeTest {
     });
     ASSERT_OK(opened);
     store_ = *std::move(opened);
-    while (store_->Stats()->unchecked_segments > 0) {  // faults are for whom the test names
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    testing::WaitChecked(*store_);
   }
 
   Result<std::shared_ptr<Session>> AttachTo(const std::string& prefix) {

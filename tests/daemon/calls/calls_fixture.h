@@ -15,6 +15,7 @@
 #include "tests/daemon/connections/raw_client.h"
 #include "tests/daemon/daemon_in_process.h"
 #include "tests/runtime/runtime_fixture.h"
+#include "tests/runtime/wait_checked.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/support/ends.h"
 
@@ -57,6 +58,7 @@ class CallsFixture : public RuntimeTest {
     });
     ASSERT_OK(opened);
     store_ = *std::move(opened);
+    WaitChecked(*store_);
   }
 
   // From now on the disk answers no operation (no read, if `reads`).

@@ -6,6 +6,7 @@
 #include "storage/store/prefix_store.h"
 #include "tests/daemon/daemon_in_process.h"
 #include "tests/runtime/runtime_fixture.h"
+#include "tests/runtime/wait_checked.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/support/ends.h"
 
@@ -47,6 +48,7 @@ class SlowMatchesTest : public RuntimeTest {
     daemon_ = std::make_unique<daemon::DaemonInProcess>(*std::move(opened));
     client_ = daemon_->Connect();
     ASSERT_TRUE(client_);
+    prefixd::testing::WaitChecked(*client_);
   }
 
   Result<std::shared_ptr<Session>> AttachOther() {

@@ -7,6 +7,7 @@
 #include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
 #include "tests/runtime/runtime_fixture.h"
+#include "tests/runtime/wait_checked.h"
 #include "tests/storage/io/faulty_engine.h"
 #include "tests/support/ends.h"
 
@@ -39,6 +40,7 @@ class PartWaits : public RuntimeTest {
     });
     ASSERT_OK(opened);
     store_ = *std::move(opened);
+    prefixd::testing::WaitChecked(*store_);
   }
   void HoldDisk(bool reads) {
     plan_->reads_only = reads;

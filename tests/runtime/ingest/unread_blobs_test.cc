@@ -12,6 +12,7 @@
 #include "storage/store/open_store.h"
 #include "storage/store/prefix_store.h"
 #include "tests/runtime/runtime_fixture.h"
+#include "tests/runtime/wait_checked.h"
 #include "tests/storage/io/faulty_engine.h"
 
 namespace prefixd::testing {
@@ -239,6 +240,7 @@ TEST_F(UnreadBlobsTest, AStepReportsTheErrorAndTheNextOneUsesTheIndex) {
   });
   ASSERT_OK(opened);
   store_ = *std::move(opened);
+  prefixd::testing::WaitChecked(*store_);
   const auto files = [&] {  // by name and inode: a blob that is made again is another file
     std::set<std::pair<std::string, uint64_t>> all;
     for (const auto& entry : std::filesystem::directory_iterator(options_.dir / "segments")) {
