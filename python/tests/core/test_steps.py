@@ -104,8 +104,9 @@ def test_estimators_may_be_fixed_for_heads(store: prefixd.Store) -> None:
         session.step(0, prompt.q[0])
         summaries = [head["summary_tokens"] for head in session.report()["per_head"][:KV_HEADS]]
     assert summaries[0] > 0 and summaries[1] == 0
+    beyond = [{"layer": LAYERS, "kv_head": 0, "estimator": "none"}]
     with pytest.raises(prefixd.InvalidArgument, match="fixed"):
-        store.attach("m", prompt.tokens, policy=prefixd.Policy(fixed=[{"layer": LAYERS, "kv_head": 0, "estimator": "none"}]))
+        store.attach("m", prompt.tokens, policy=prefixd.Policy(fixed=beyond))
 
 
 def test_prefetched_rows_change_no_answer(store: prefixd.Store) -> None:

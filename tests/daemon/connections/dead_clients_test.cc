@@ -124,17 +124,21 @@ TEST_F(DeadClients, FewLayersOfOneClientAreReadAtOnce) {
   const KvGeometry& g = spec_.geometry;
   const size_t rows = size_t{prompt_.n_tokens} * g.n_kv_heads;
   const size_t k = rows * g.row(0).key_bytes(), v = rows * g.row(0).value_bytes();
-  const Json layer = {{"session", read["session"]},
-                      {"layer", 0},
-                      {"begin", 0},
-                      {"end", prompt_.n_tokens},
-                      {"first_head", 0},
-                      {"n_heads", 0},
-                      {"head_major", false},
-                      {"out", {{0, k}, {k, v}}}};
+  const auto layer = [&](size_t at) -> Json {  // `at`: its own part of the shared memory
+    return {{"session", read["session"]},
+            {"layer", 0},
+            {"begin", 0},
+            {"end", prompt_.n_tokens},
+            {"first_head", 0},
+            {"n_heads", 0},
+            {"head_major", false},
+            {"out", {{at, k}, {at + k, v}}}};
+  };
   HoldDisk();
   raw->UseSharedMemory();
-  for (int i = 0; i < 12; ++i) ASSERT_OK(raw->Send(MessageType::kReadLayer, layer));
+  for (size_t i = 0; i < 12; ++i) {
+    ASSERT_OK(raw->Send(MessageType::kReadLayer, layer(i * (k + v))));
+  }
   ASSERT_TRUE(Eventually([&] { return other->Server()->calls_waiting == 7; }));
   EXPECT_EQ(other->Server()->calls_running, 4u + 1 + 1);  // one in turn, and the one that asks
   Release();
