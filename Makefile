@@ -136,7 +136,7 @@ traces: python-module model-smollm2  ## what the real model's attention sees, in
 	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.trace --model ../build/models/smollm2 --out ../build/traces $(TRACE_ARGS)
 
-bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (an hour; VLLM_PEERS_ARGS="--lengths 2050")
+bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (half an hour; VLLM_PEERS_ARGS="--lengths 2050")
 	@scripts/setup_python.sh vllm
 	@.venv/bin/python bench/engines/vllm_peers.py --json build/vllm-peers.json $(VLLM_PEERS_ARGS)
 
