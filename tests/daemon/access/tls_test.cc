@@ -39,7 +39,6 @@ using testing::Authority;
 using testing::DaemonDir;
 using testing::DaemonProcess;
 using testing::Eventually;
-using testing::RawClient;
 using testing::RunProgram;
 
 class TlsTest : public ::testing::Test {

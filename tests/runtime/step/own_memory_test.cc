@@ -16,7 +16,6 @@ namespace {
 
 using testing::kFull;
 using testing::NaiveOwn;
-using testing::Seed;
 
 constexpr uint32_t kMemory = kMinOwnMemoryTokens;
 
