@@ -80,10 +80,8 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     }
     if (!request.status.ok()) continue;
     // Before the step's own row is there, which is computed behind it in all layers but the first.
-    const auto note_approximate = [&] {
-      if ((*plan)->policy.mode != StepMode::kFull) session->own().NoteApproximate(request.append);
-    };
-    note_approximate();
+    const bool exact = (*plan)->policy.mode == StepMode::kFull;
+    if (!exact) session->own().NoteApproximate(request.append);
     OwnTokens::Growth* growth = nullptr;
     if (request.append) {
       auto grown = Grow(*session, request);
@@ -91,7 +89,9 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
       // the one of the rows. From here on they cannot be truncated.
       plan = session->plan();
       if (grown.ok() && !plan.ok()) grown = plan.error();
-      if (plan.ok()) note_approximate();  // it may have another policy
+      if (exact && plan.ok() && (*plan)->policy.mode != StepMode::kFull) {
+        session->own().NoteApproximate(true);  // it has another policy since
+      }
       if (grown.ok()) PREFIXD_CHECK((*plan)->moved >= grown->forgotten());
       request.status = grown.ok() ? Status() : grown.error();
       if (!grown.ok()) continue;
