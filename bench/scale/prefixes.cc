@@ -79,9 +79,9 @@ class PrefixScale {
  private:
   std::vector<std::string> Arguments() const {
     std::vector<std::string> args = {
-        "--recluster",  "false",      "--scrub-mib-per-second", "0",     "--host-tier-mib", "64",
-        "--build-ivf",  "false",      "--build-codes",          "false", "--phi-features",  "none",
-        "--estimators", "none,moment", "--busy-percent", "100"};
+        "--recluster",  "false",       "--scrub-mib-per-second", "0",     "--host-tier-mib", "64",
+        "--build-ivf",  "false",       "--build-codes",          "false", "--phi-features",  "none",
+        "--estimators", "none,moment", "--busy-percent",         "100"};
     args.insert(args.end(), o_.daemon.begin(), o_.daemon.end());
     return args;
   }

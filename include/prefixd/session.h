@@ -56,7 +56,8 @@ struct RowsInPlace {
 // Own tokens lie in memory (kind own_tokens of the store's budget) until the session ends, unless
 // own_memory_tokens bounds them (below), and belong to it alone: no other session sees them, and
 // nothing is stored for others but what Persist stores. Over a connection they end with it: after
-// that the session fails with kUnavailable, because it would answer without them, until Truncate(0).
+// that the session fails with kUnavailable, because it would answer without them, until
+// Truncate(0).
 //
 // A session that was attached with own_memory_tokens keeps about so many of them in memory. Beyond
 // that the oldest tokens that all heads have move to the store, many at once and in the background;
