@@ -15,11 +15,26 @@ namespace prefixd::gpu::internal {
 
 // Computes c += A B. All lanes of a warp call it.
 __device__ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory: each lane gives the address of one
+// row of 16 bytes, lanes 8 i .. 8 i + 7 those of matrix i, and gets of matrix i the word of row r
+// with columns 2c, 2c + 1; transposed, of column r rows 2c, 2c + 1. All lanes of a warp call it.
+__device__ inline void LoadMatrices(uint32_t (&out)[4], const uint32_t* row) {
+  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(at));
+}
+__device__ inline void LoadTransposed(uint32_t (&out)[4], const uint32_t* row) {
+  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(at));
 }
 
 // Returns bf16(low) in the lower half, bf16(high) in the upper, rounded to nearest even.

@@ -94,22 +94,50 @@ __device__ inline float Element(const void* data, DType dtype, uint32_t i) {
   return Unpack(dtype, static_cast<const uint16_t*>(data)[i]).x;
 }
 
-// Computes out[g][r] = sum_j a[g][j] x[r][j], one warp per row: a [n_heads][lda], x [kTile][ldx], n
-// columns, out [kMaxGroup][kTile]; rows from n_rows on and heads from n_heads on are not written.
-// Sums are of type Sum: in float64 they are exact except for the last rounding, however much terms
-// cancel.
+// Sums eight values over a warp: lane l returns the sum of value l / 4.
+template <typename Sum>
+__device__ inline Sum WarpSums(Sum (&value)[8]) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  // Each exchange halves the values that a lane still adds up.
+#pragma unroll
+  for (uint32_t left = 4; left > 0; left /= 2) {
+    const bool upper = lane & 4 * left;
+#pragma unroll
+    for (uint32_t i = 0; i < left; ++i) {
+      const Sum kept = upper ? value[left + i] : value[i];
+      const Sum given = upper ? value[i] : value[left + i];
+      value[i] = kept + __shfl_xor_sync(kFullMask, given, static_cast<int>(4 * left));
+    }
+  }
+  Sum sum = value[0] + __shfl_xor_sync(kFullMask, value[0], 2);
+  return sum + __shfl_xor_sync(kFullMask, sum, 1);
+}
+
+// Computes out[g][r] = sum_j a[g][j] x[r][j], two rows to a warp and four heads at a time: a
+// [n_heads][lda], x [kTile][ldx], n columns, out [kMaxGroup][kTile]; heads from n_heads on are not
+// written. Sums are of type Sum: in float64 they are exact except for the last rounding, however
+// much terms cancel.
 template <typename Sum>
 __device__ inline void DotTile(const Sum* a, size_t lda, uint32_t n_heads, const float* x,
-                               size_t ldx, uint32_t n_rows, uint32_t n, Sum scale, float* out) {
-  const uint32_t lane = threadIdx.x % kWarp;
-  for (uint32_t r = threadIdx.x / kWarp; r < n_rows; r += kWarps) {
-    for (uint32_t g = 0; g < n_heads; ++g) {
-      Sum sum = 0;
-      for (uint32_t j = lane; j < n; j += kWarp) {
-        sum = fma(a[g * lda + j], static_cast<Sum>(x[r * ldx + j]), sum);
+                               size_t ldx, uint32_t n, Sum scale, float* out) {
+  static_assert(kTile == 2 * kWarps);
+  const uint32_t lane = threadIdx.x % kWarp, row = threadIdx.x / kWarp;
+  for (uint32_t head0 = 0; head0 < n_heads; head0 += 4) {
+    Sum sums[8] = {};
+#pragma unroll 4
+    for (uint32_t j = lane; j < n; j += kWarp) {
+      const Sum first = x[row * ldx + j], second = x[(row + kWarps) * ldx + j];
+#pragma unroll
+      for (uint32_t h = 0; h < 4; ++h) {
+        const Sum weight = a[min(head0 + h, n_heads - 1) * lda + j];
+        sums[h] = fma(weight, first, sums[h]);
+        sums[4 + h] = fma(weight, second, sums[4 + h]);
       }
-      sum = WarpSum(sum);
-      if (lane == 0) out[g * kTile + r] = static_cast<float>(scale * sum);
+    }
+    const Sum sum = WarpSums(sums);
+    const uint32_t of = lane / 4, head = head0 + of % 4;
+    if (lane % 4 == 0 && head < n_heads) {
+      out[head * kTile + row + of / 4 * kWarps] = static_cast<float>(scale * sum);
     }
   }
 }

@@ -1,284 +1,265 @@
 // Computes exact attention: a tile of queries against a run of rows on tensor cores, with a running
-// softmax.
-#include "gpu/device/mma.cuh"
-#include "gpu/device/tile.cuh"
-#include "gpu/exact/exact_layout.h"
+// softmax. While a tile of rows is computed, the next is on its way.
+#include "gpu/exact/exact_stage.cuh"
 
 namespace prefixd::gpu::internal {
 namespace {
 
-// Computes c = the sum of A_i B_j over all parts with i + j <= kQueryParts - 1, small products
-// first; the omitted products are below the last part's rounding.
+// Adds to `sum` the products of 16 rows of A with two neighbouring tiles of eight columns of B, over
+// all parts with i + j <= kQueryParts - 1, small products first; the omitted products are below the
+// last part's rounding.
 template <uint32_t kParts>
-__device__ void MmaParts(float (&c)[4], const uint32_t (&a)[kQueryParts][4],
-                         const uint32_t (&b)[kParts][2]) {
-  for (float& x : c) x = 0;
+__device__ void MmaParts(float (&sum)[2][4], const uint32_t (&a)[kQueryParts][4],
+                         const uint32_t (&b)[kParts][4]) {
 #pragma unroll
   for (int order = kQueryParts - 1; order >= 0; --order) {
 #pragma unroll
     for (int j = 0; j < static_cast<int>(kParts); ++j) {
       const int i = order - j;
-      if (i >= 0) Mma(c, a[i], b[j][0], b[j][1]);
+      if (i < 0) continue;
+      Mma(sum[0], a[i], b[j][0], b[j][1]);
+      Mma(sum[1], a[i], b[j][2], b[j][3]);
     }
   }
 }
 
-struct ExactBlock {
-  const ExactParams& p;
-  const ExactSource& source;
-  const ExactShared at;
-  uint32_t* shared;
-  uint32_t group, first_query;
+// A Worker is one warp's share of its block's tiles: 16 queries and kRows rows of each tile. A
+// thread has two queries (lane / 4 and lane / 4 + 8) and two of every eight rows, later columns.
+template <uint32_t kParts, uint32_t kColumns, uint32_t kQueryWarps, uint32_t kRows>
+struct Worker {
+  static constexpr ExactTile kShape{kQueryWarps, kRows};
+  static constexpr uint32_t kColumnTiles = kColumns / 8;
 
-  __device__ DeviceRow Row(uint32_t i) const {
-    if (source.row_addresses) return source.row_addresses[i];
-    const std::byte* row = static_cast<const std::byte*>(source.rows) + i * source.row_stride;
-    return {row, row + size_t{p.shape.row.key_dim} * ElementBytes(p.shape.row.dtype)};
-  }
-};
-
-__device__ void StageQueries(const ExactBlock& b) {
-  const uint32_t dim = b.p.shape.row.key_dim, ld = PairWords(dim), pairs = (dim + 15) / 16 * 8;
-  for (uint32_t i = threadIdx.x; i < kQueryTile * pairs; i += kThreads) {
-    const uint32_t query = i / pairs, pair = i % pairs;
-    const uint32_t index = b.first_query + query;
-    float x[2] = {};
-    for (uint32_t e = 0; e < 2; ++e) {
-      if (index < b.source.n_queries && 2 * pair + e < dim) {
-        x[e] = b.source.queries[size_t{index} * dim + 2 * pair + e];
-      }
-      if (!Finite(x[e])) Fault(b.p.args.errors, b.group, GroupFault::kQuery, index);
-    }
-    uint32_t parts[kQueryParts];
-    SplitPair(x[0], x[1], parts);
-#pragma unroll
-    for (uint32_t part = 0; part < kQueryParts; ++part) {
-      b.shared[b.at.q + (part * kQueryTile + query) * ld + pair] = parts[part];
-    }
-  }
-}
-
-// Stages rows [begin, begin + n) of the group, the rest of the tile as zeros: keys in pairs of
-// dimensions, values in pairs of rows, the form in which the products take them.
-template <uint32_t kParts>
-__device__ void StageRows(const ExactBlock& b, uint32_t begin, uint32_t n) {
-  const RowShape& shape = b.p.shape.row;
-  const uint32_t dh = shape.key_dim, dv = shape.value_dim, element = ElementBytes(shape.dtype);
-  const auto report = [&](float x, uint32_t detail) {
-    if (!Finite(x)) Fault(b.p.args.errors, b.group, GroupFault::kRow, detail);
-  };
-  const auto usable = [&](const void* part) {
-    return part && reinterpret_cast<uintptr_t>(part) % element == 0;
-  };
-  const auto put = [&](uint32_t* to, size_t stride, float x, float y) {
-    uint32_t parts[kParts];
-    SplitPair(x, y, parts);
-#pragma unroll
-    for (uint32_t part = 0; part < kParts; ++part) to[part * stride] = parts[part];
-  };
-
-  const uint32_t ldk = PairWords(dh), key_pairs = (dh + 15) / 16 * 8;
-  const uint32_t lane = threadIdx.x % kWarp;
-  for (uint32_t r = threadIdx.x / kWarp; r < kExactRows; r += kWarps) {
-    const void* key = r < n ? b.Row(begin + r).key : nullptr;
-    if (r < n && !usable(key)) {
-      if (lane == 0) Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + r);
-      key = nullptr;
-    }
-    for (uint32_t pair = lane; pair < key_pairs; pair += kWarp) {
-      const float x = key && 2 * pair < dh ? Element(key, shape.dtype, 2 * pair) : 0.0f;
-      const float y = key && 2 * pair + 1 < dh ? Element(key, shape.dtype, 2 * pair + 1) : 0.0f;
-      report(x, 2 * (begin + r));
-      report(y, 2 * (begin + r));
-      put(b.shared + b.at.k + r * ldk + pair, size_t{kExactRows} * ldk, x, y);
-    }
-  }
-  constexpr uint32_t kLdv = PairWords(kExactRows);
-  const uint32_t columns = (dv + 7) / 8 * 8;
-  for (uint32_t pair = threadIdx.x / kWarp; pair < kExactRows / 2; pair += kWarps) {
-    const void* value[2];
-    for (uint32_t e = 0; e < 2; ++e) {
-      const uint32_t r = 2 * pair + e;
-      value[e] = r < n ? b.Row(begin + r).value : nullptr;
-      if (r < n && !usable(value[e])) {
-        if (lane == 0) Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + r);
-        value[e] = nullptr;
-      }
-    }
-    for (uint32_t d = lane; d < columns; d += kWarp) {
-      const float x = value[0] && d < dv ? Element(value[0], shape.dtype, d) : 0.0f;
-      const float y = value[1] && d < dv ? Element(value[1], shape.dtype, d) : 0.0f;
-      report(x, 2 * (begin + 2 * pair) + 1);
-      report(y, 2 * (begin + 2 * pair + 1) + 1);
-      put(b.shared + b.at.v + d * kLdv + pair, size_t{columns} * kLdv, x, y);
-    }
-  }
-}
-
-// An accumulator is a warp's share: 16 queries, and of each tile 16 rows. A thread has two queries
-// (lane / 4 and lane / 4 + 8) and two of every eight columns.
-template <uint32_t kColumnTiles>
-struct Accumulator {
+  const ExactBlock& b;
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint32_t query_warp = warp % kQueryWarps, row_warp = warp / kQueryWarps;
   float m[2] = {-INFINITY, -INFINITY};
   float z[2] = {};  // over this thread's rows alone
   float n[kColumnTiles][4] = {};
+  bool bad = false;  // a score is not finite
+
+  __device__ uint32_t first_row() const { return row_warp * kRows; }
+  // Returns the thread's query, of the tile.
+  __device__ uint32_t query(uint32_t h) const { return query_warp * 16 + lane / 4 + 8 * h; }
+
+  // Computes score[t] of rows 8 t .. 8 t + 7 of the warp's, before scaling.
+  __device__ void Score(uint32_t stage, float (&score)[kRows / 8][4]) const {
+    const uint32_t words = b.at.key_words;
+    const uint32_t* q = b.shared + (query_warp * 16 + lane % 16) * words + lane / 16 * 4;
+    const uint32_t* k =
+        b.keys(stage) + (first_row() + lane / 16 * 8 + lane % 8) * words + lane / 8 % 2 * 4;
+    for (uint32_t step = 0; step < (b.p.shape.row.key_dim + 15) / 16; ++step, q += 8, k += 8) {
+      uint32_t a[kQueryParts][4];
+#pragma unroll
+      for (uint32_t part = 0; part < kQueryParts; ++part) {
+        LoadMatrices(a[part], q + part * b.at.query_plane);
+      }
+#pragma unroll
+      for (uint32_t t = 0; t < kRows / 16; ++t) {
+        uint32_t key[kParts][4];
+#pragma unroll
+        for (uint32_t part = 0; part < kParts; ++part) {
+          LoadMatrices(key[part], k + part * b.at.key_plane + 16 * t * words);
+        }
+        float sum[2][4] = {};  // a tensor core's own sum is cut off, not rounded: it stays short
+        MmaParts<kParts>(sum, a, key);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          score[2 * t][i] += sum[0][i];
+          score[2 * t + 1][i] += sum[1][i];
+        }
+      }
+    }
+  }
+
+  // Turns scores into exp(s - m) with the running maximum; rows from `valid` on have none. rescale:
+  // what the sums so far are worth.
+  __device__ void Softmax(uint32_t valid, float (&score)[kRows / 8][4], float (&rescale)[2]) {
+    const LayerGeometry& layer = b.p.shape.layer;
+    float max[2] = {m[0], m[1]};
+#pragma unroll
+    for (uint32_t t = 0; t < kRows / 8; ++t) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        float s = layer.scale * score[t][i];
+        if (layer.softcap > 0) s = layer.softcap * tanhf(s / layer.softcap);
+        const bool there = first_row() + 8 * t + 2 * (lane % 4) + i % 2 < valid;
+        bad |= there && !Finite(s);
+        score[t][i] = there ? s : -INFINITY;
+        max[i / 2] = fmaxf(max[i / 2], score[t][i]);
+      }
+    }
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 1));
+      max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 2));
+      rescale[h] = m[h] == -INFINITY ? 0.0f : expf(m[h] - max[h]);
+      m[h] = max[h];
+      z[h] *= rescale[h];
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < kRows / 8; ++t) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        score[t][i] = score[t][i] == -INFINITY ? 0.0f : expf(score[t][i] - max[i / 2]);
+        z[i / 2] += score[t][i];
+      }
+    }
+  }
+
+  // Adds the tile of `valid` rows.
+  __device__ void AddTile(uint32_t stage, uint32_t valid) {
+    if (first_row() >= valid) return;  // the same for the warp
+    float score[kRows / 8][4] = {}, rescale[2];
+    Score(stage, score);
+    Softmax(valid, score, rescale);
+    // The weights of two tiles of eight rows already form a fragment of 16 columns.
+    uint32_t weight[kRows / 16][kQueryParts][4];
+#pragma unroll
+    for (uint32_t t = 0; t < kRows / 16; ++t) {
+#pragma unroll
+      for (uint32_t w = 0; w < 4; ++w) {
+        const float(&of)[4] = score[2 * t + w / 2];
+        uint32_t parts[kQueryParts];
+        SplitPair(of[2 * (w % 2)], of[2 * (w % 2) + 1], parts);
+#pragma unroll
+        for (uint32_t part = 0; part < kQueryParts; ++part) weight[t][part][w] = parts[part];
+      }
+    }
+    const uint32_t words = b.at.value_words;
+    const uint32_t* v =
+        b.values(stage) + (first_row() + lane / 8 % 2 * 8 + lane % 8) * words + lane / 16 * 4;
+#pragma unroll
+    for (uint32_t c = 0; c < kColumnTiles; c += 2) {
+      float sum[2][4] = {};
+#pragma unroll
+      for (uint32_t t = 0; t < kRows / 16; ++t) {
+        uint32_t value[kParts][4];
+#pragma unroll
+        for (uint32_t part = 0; part < kParts; ++part) {
+          LoadTransposed(value[part], v + part * b.at.value_plane + 16 * t * words + 4 * c);
+        }
+        MmaParts<kParts>(sum, weight[t], value);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        n[c][i] = fmaf(n[c][i], rescale[i / 2], sum[0][i]);
+        n[c + 1][i] = fmaf(n[c + 1][i], rescale[i / 2], sum[1][i]);
+      }
+    }
+  }
+
+  // Returns whether a score or a sum of this thread went wrong.
+  __device__ bool WentWrong() const {
+    bool wrong = bad;
+#pragma unroll
+    for (uint32_t c = 0; c < kColumnTiles; ++c) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) wrong |= !Finite(n[c][i]);
+    }
+    return wrong || !Finite(z[0]) || !Finite(z[1]);
+  }
+
+  // Merges the states of the warps that share queries and stores the block's.
+  __device__ void Store(const ExactLayout& layout, uint32_t split) {
+    constexpr uint32_t kQueries = kShape.queries(), kRowWarps = kShape.row_warps();
+    auto* state = reinterpret_cast<float*>(b.shared);  // [row warp][query]: max, then mass
+    float* masses = state + kRowWarps * kQueries;
+    float* sums = state + b.at.sums_at;
+    __syncthreads();  // the last tile has been read
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      z[h] += __shfl_xor_sync(kFullMask, z[h], 1);
+      z[h] += __shfl_xor_sync(kFullMask, z[h], 2);
+      if (lane % 4 != 0) continue;
+      state[row_warp * kQueries + query(h)] = m[h];
+      masses[row_warp * kQueries + query(h)] = z[h];
+    }
+    __syncthreads();
+    float factor[2];
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      float max = -INFINITY;
+      for (uint32_t w = 0; w < kRowWarps; ++w) max = fmaxf(max, state[w * kQueries + query(h)]);
+      factor[h] = m[h] == -INFINITY ? 0.0f : expf(m[h] - max);
+    }
+    for (uint32_t w = 0; w < kRowWarps; ++w) {
+      if (w == row_warp) {
+#pragma unroll
+        for (uint32_t c = 0; c < kColumnTiles; ++c) {
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i) {
+            float& sum = sums[query(i / 2) * kColumns + 8 * c + 2 * (lane % 4) + i % 2];
+            sum = (w > 0 ? sum : 0.0f) + factor[i / 2] * n[c][i];
+          }
+        }
+      }
+      __syncthreads();
+    }
+    float* parts = static_cast<float*>(b.p.args.workspace);
+    for (uint32_t i = warp; i < kQueries && b.first_query + i < b.source.n_queries; i += kWarps) {
+      float* out = parts + layout.part_at(b.group, b.first_query + i, split);
+      if (lane == 0) {
+        float max = -INFINITY, mass = 0;
+        for (uint32_t w = 0; w < kRowWarps; ++w) max = fmaxf(max, state[w * kQueries + i]);
+        for (uint32_t w = 0; w < kRowWarps; ++w) {
+          const float own = state[w * kQueries + i];
+          if (own != -INFINITY) mass = fmaf(masses[w * kQueries + i], expf(own - max), mass);
+        }
+        out[0] = max;
+        out[1] = mass;
+      }
+      for (uint32_t c = lane; c < layout.value_dim; c += kWarp) out[2 + c] = sums[i * kColumns + c];
+    }
+  }
 };
 
-// Computes scores[t][i] of rows 8 t .. 8 t + 7 of the warp's 16, before scaling.
-template <uint32_t kParts>
-__device__ void ScoreTile(const ExactBlock& b, float (&score)[2][4]) {
-  const uint32_t dim = b.p.shape.row.key_dim, ld = PairWords(dim);
-  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t r = lane / 4, c = lane % 4;
-  const uint32_t query = warp / kHalves * 16 + r, row = warp % kHalves * 16 + r;
-  for (uint32_t k = 0; k < (dim + 15) / 16; ++k) {
-    uint32_t q[kQueryParts][4];
-#pragma unroll
-    for (uint32_t part = 0; part < kQueryParts; ++part) {
-      const uint32_t* at = b.shared + b.at.q + (part * kQueryTile + query) * ld + 8 * k + c;
-      q[part][0] = at[0];
-      q[part][1] = at[8 * ld];
-      q[part][2] = at[4];
-      q[part][3] = at[8 * ld + 4];
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < 2; ++t) {
-      uint32_t key[kParts][2];
-#pragma unroll
-      for (uint32_t part = 0; part < kParts; ++part) {
-        const uint32_t* at = b.shared + b.at.k + (part * kExactRows + row + 8 * t) * ld + 8 * k + c;
-        key[part][0] = at[0];
-        key[part][1] = at[4];
-      }
-      float sum[4];
-      MmaParts<kParts>(sum, q, key);
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) score[t][i] += sum[i];
-    }
-  }
-}
-
-// Adds the tile of rows [begin, begin + n) to the accumulator.
-template <uint32_t kParts, uint32_t kColumnTiles>
-__device__ void AddTile(const ExactBlock& b, uint32_t n, Accumulator<kColumnTiles>& acc) {
-  const LayerGeometry& layer = b.p.shape.layer;
-  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t r = lane / 4, c = lane % 4, first_row = warp % kHalves * 16;
-  float score[2][4] = {};
-  ScoreTile<kParts>(b, score);
-
-  float max[2] = {acc.m[0], acc.m[1]};
-#pragma unroll
-  for (uint32_t t = 0; t < 2; ++t) {
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      float s = layer.scale * score[t][i];
-      if (layer.softcap > 0) s = layer.softcap * tanhf(s / layer.softcap);
-      const bool valid = first_row + 8 * t + 2 * c + i % 2 < n;
-      if (valid && !Finite(s)) {
-        Fault(b.p.args.errors, b.group, GroupFault::kOverflow,
-              b.first_query + warp / kHalves * 16 + r + 8 * (i / 2));
-      }
-      score[t][i] = valid ? s : -INFINITY;
-      max[i / 2] = fmaxf(max[i / 2], score[t][i]);
-    }
-  }
-  float rescale[2];
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 1));
-    max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 2));
-    rescale[h] = acc.m[h] == -INFINITY ? 0.0f : expf(acc.m[h] - max[h]);
-    acc.m[h] = max[h];
-    acc.z[h] *= rescale[h];
-  }
-#pragma unroll
-  for (uint32_t t = 0; t < 2; ++t) {
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      score[t][i] = score[t][i] == -INFINITY ? 0.0f : expf(score[t][i] - max[i / 2]);
-      acc.z[i / 2] += score[t][i];
-    }
-  }
-  // The weights of two tiles of eight rows already form a fragment of 16 columns.
-  uint32_t weight[kQueryParts][4];
-#pragma unroll
-  for (uint32_t w = 0; w < 4; ++w) {
-    uint32_t parts[kQueryParts];
-    SplitPair(score[w / 2][2 * (w % 2)], score[w / 2][2 * (w % 2) + 1], parts);
-#pragma unroll
-    for (uint32_t part = 0; part < kQueryParts; ++part) weight[part][w] = parts[part];
-  }
-  constexpr uint32_t kLdv = PairWords(kExactRows);
-  const uint32_t tiles = (b.p.shape.row.value_dim + 7) / 8;
-#pragma unroll
-  for (uint32_t t = 0; t < kColumnTiles; ++t) {
-    if (t >= tiles) break;
-    uint32_t value[kParts][2];
-#pragma unroll
-    for (uint32_t part = 0; part < kParts; ++part) {
-      const uint32_t* at =
-          b.shared + b.at.v + (part * tiles * 8 + 8 * t + r) * kLdv + first_row / 2 + c;
-      value[part][0] = at[0];
-      value[part][1] = at[4];
-    }
-    float sum[4];
-    MmaParts<kParts>(sum, weight, value);
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) acc.n[t][i] = fmaf(acc.n[t][i], rescale[i / 2], sum[i]);
-  }
-}
-
 // Grid: x = tile of queries and split, y = group.
-template <uint32_t kParts, uint32_t kColumnTiles>
-__global__ void __launch_bounds__(kThreads) ExactKernel(const __grid_constant__ ExactParams p) {
+template <uint32_t kParts, uint32_t kColumns, uint32_t kQueryWarps, uint32_t kRows>
+__global__ void __launch_bounds__(kThreads, 1) ExactKernel(const __grid_constant__ ExactParams p) {
+  using Work = Worker<kParts, kColumns, kQueryWarps, kRows>;
+  constexpr uint32_t kTileRows = Work::kShape.rows();
   const uint32_t group = blockIdx.y, split = blockIdx.x % p.n_splits;
   const ExactSource& source = p.args.sources[group];
   const ExactBlock b{p,
                      source,
-                     ExactShared(p.shape.row),
+                     ExactShared(p.shape.row, Work::kShape),
                      reinterpret_cast<uint32_t*>(DynamicShared()),
                      group,
-                     blockIdx.x / p.n_splits * kQueryTile};
+                     blockIdx.x / p.n_splits * Work::kShape.queries()};
   if (source.n_queries > p.shape.max_queries || source.count > p.shape.max_rows) {
     if (threadIdx.x == 0) Fault(p.args.errors, group, GroupFault::kShape, 0);
     return;  // the same for all threads, here and below
   }
   if (b.first_query >= source.n_queries) return;
-  const RowSplit range = SplitRows(source.count, p.n_splits, split, kExactRows);
-  Accumulator<kColumnTiles> acc;
+  const RowSplit range = SplitRows(source.count, p.n_splits, split, kTileRows);
+  const auto rows_at = [&](uint32_t begin) { return min(kTileRows, range.end - begin); };
+  Work work{b};
   StageQueries(b);
-  for (uint32_t begin = range.begin; begin < range.end; begin += kExactRows) {
-    const uint32_t n = min(kExactRows, range.end - begin);
-    __syncthreads();  // the former tile has been read
-    StageRows<kParts>(b, begin, n);
-    __syncthreads();
-    AddTile<kParts>(b, n, acc);
-  }
-
-  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const ExactLayout layout(p.shape, p.n_splits);
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    acc.z[h] += __shfl_xor_sync(kFullMask, acc.z[h], 1);
-    acc.z[h] += __shfl_xor_sync(kFullMask, acc.z[h], 2);
-    const uint32_t query = b.first_query + warp / kHalves * 16 + lane / 4 + 8 * h;
-    if (query >= source.n_queries) continue;
-    float* out = static_cast<float*>(p.args.workspace) +
-                 layout.part_at(group, query, split * kHalves + warp % kHalves);
-    if (lane % 4 == 0) {
-      out[0] = acc.m[h];
-      out[1] = acc.z[h];
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < kColumnTiles; ++t) {
-#pragma unroll
-      for (uint32_t e = 0; e < 2; ++e) {
-        const uint32_t column = 8 * t + 2 * (lane % 4) + e;
-        if (column < layout.value_dim) out[2 + column] = acc.n[t][2 * h + e];
-      }
+  uint32_t stage = 0;
+  if (range.begin < range.end) StageRows<kParts>(b, range.begin, rows_at(range.begin), stage);
+  for (uint32_t begin = range.begin; begin < range.end; begin += kTileRows) {
+    const uint32_t next = begin + kTileRows;
+    WaitForCopies();
+    __syncthreads();  // this tile is there, and the former has been read
+    if (kParts == 1 && next < range.end) StageRows<kParts>(b, next, rows_at(next), stage ^ 1);
+    work.AddTile(stage, rows_at(begin));
+    if (kParts == 1) {
+      stage ^= 1;
+    } else if (next < range.end) {
+      __syncthreads();  // this tile has been read
+      StageRows<kParts>(b, next, rows_at(next), stage);
     }
   }
+  if (work.bad) Fault(p.args.errors, group, GroupFault::kOverflow, b.first_query + work.query(0));
+  // In dynamic memory, because a kernel with static memory too could not have all of it.
+  __syncthreads();  // the last tile has been read
+  if (threadIdx.x == 0) *b.shared = 0;
+  __syncthreads();
+  if (work.WentWrong()) *b.shared = 1;
+  __syncthreads();
+  if (*b.shared != 0) ReportRows(b, range.begin, range.end);
+  work.Store(ExactLayout(p.shape, p.n_splits), split);
 }
 
 // Merges the parts of one query into one state. Grid: x = query, y = group.
@@ -293,12 +274,13 @@ __global__ void __launch_bounds__(kThreads)
   const float* parts =
       static_cast<const float*>(p.args.workspace) + layout.part_at(group, query, 0);
   float m = -INFINITY;
-  for (uint32_t i = 0; i < layout.n_parts; ++i) m = fmaxf(m, parts[i * layout.part_floats()]);
+#pragma unroll 4
+  for (uint32_t i = 0; i < p.n_splits; ++i) m = fmaxf(m, parts[i * layout.part_floats()]);
   double z = 0, n = 0;
-  for (uint32_t i = 0; i < layout.n_parts; ++i) {
+#pragma unroll 4
+  for (uint32_t i = 0; i < p.n_splits; ++i) {
     const float* part = parts + i * layout.part_floats();
-    if (part[0] == -INFINITY) continue;
-    const double weight = exp(double{part[0]} - m);
+    const double weight = part[0] == -INFINITY ? 0.0f : expf(part[0] - m);
     z += weight * part[1];
     if (c < dv) n += weight * part[2 + c];
   }
@@ -309,16 +291,32 @@ __global__ void __launch_bounds__(kThreads)
   if (!Finite(y)) Fault(p.args.errors, group, GroupFault::kOverflow, query);
 }
 
-template <uint32_t kParts>
-int LaunchParts(const ExactParams& params, const ExactPlan& plan, Stream stream) {
-  const uint32_t query_tiles = (params.shape.max_queries + kQueryTile - 1) / kQueryTile;
+template <uint32_t kParts, uint32_t kColumns>
+int LaunchColumns(const ExactParams& params, const ExactPlan& plan, Stream stream) {
+  const uint32_t query_tiles = (params.shape.max_queries + plan.tile_queries - 1) / plan.tile_queries;
   const dim3 grid(query_tiles * params.n_splits, params.shape.n_groups);
   const auto launch = [&](auto* kernel) {
     return Launch(kernel, grid, plan.shared_bytes, plan.shared_limit, params, stream);
   };
-  if (params.shape.row.value_dim <= 64) return launch(ExactKernel<kParts, 8>);
-  if (params.shape.row.value_dim <= 128) return launch(ExactKernel<kParts, 16>);
-  return launch(ExactKernel<kParts, 32>);
+  const ExactTile& tile = params.tile;
+  if constexpr (kParts == 1 && kColumns <= 128) {
+    if (tile == kManyQueries) return launch(ExactKernel<kParts, kColumns, 8, 64>);
+    if (tile == kSomeQueries) return launch(ExactKernel<kParts, kColumns, 4, 32>);
+    if (tile == kFewQueries) return launch(ExactKernel<kParts, kColumns, 1, 16>);
+  }
+  return launch(ExactKernel<kParts, kColumns, 4, 16>);
+}
+
+template <uint32_t kParts>
+int LaunchParts(const ExactParams& params, const ExactPlan& plan, Stream stream) {
+  switch (ValueColumns(params.shape.row.value_dim)) {
+    case 64:
+      return LaunchColumns<kParts, 64>(params, plan, stream);
+    case 128:
+      return LaunchColumns<kParts, 128>(params, plan, stream);
+    default:
+      return LaunchColumns<kParts, 256>(params, plan, stream);
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "gpu/device/argument_checks.h"
@@ -15,6 +17,50 @@ using internal::CheckPointer;
 using internal::CheckRange;
 using internal::CudaStatus;
 
+namespace {
+
+using internal::ExactShared;
+using internal::ExactTile;
+
+// Returns the tile for a launch: the smallest that takes all queries of a group, or the largest, as
+// far as shared memory allows.
+ExactTile ChooseTile(const ExactShape& shape, size_t shared_limit) {
+  const auto fits = [&](const ExactTile& tile) {
+    return ExactShared(shape.row, tile).total * sizeof(uint32_t) <= shared_limit;
+  };
+  // The kernels that are compiled (exact_kernel.cu).
+  const bool every = internal::RowParts(shape.row.dtype) == 1 && shape.row.value_dim <= 128;
+  if (!every) return internal::kLittleMemory;
+  if (shape.max_queries <= internal::kFewQueries.queries() && fits(internal::kFewQueries)) {
+    return internal::kFewQueries;
+  }
+  if (shape.max_queries > internal::kSomeQueries.queries() && fits(internal::kManyQueries)) {
+    return internal::kManyQueries;
+  }
+  return fits(internal::kSomeQueries) ? internal::kSomeQueries : internal::kLittleMemory;
+}
+
+// Returns into how many parts the rows are split for `blocks` tiles of queries, so that all parts
+// take the fewest rounds of one block on each multiprocessor. A part has at least four tiles of rows
+// and costs something by itself.
+uint32_t ChooseSplits(uint32_t blocks, uint32_t tiles, int multiprocessors) {
+  const auto at_once = static_cast<uint32_t>(std::max(multiprocessors, 1));
+  const uint32_t most = std::clamp(tiles / 4, 1u, 2 * at_once);
+  uint32_t best = 1;
+  double least = std::numeric_limits<double>::infinity();
+  for (uint32_t splits = 1; splits <= most; ++splits) {
+    const double rounds = (uint64_t{blocks} * splits + at_once - 1) / at_once;
+    const double cost = rounds * (1.0 / splits + 4.0 / std::max(tiles, 1u));
+    if (cost < 0.999 * least) {
+      least = cost;
+      best = splits;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
 Result<ExactPlan> PlanExact(const ExactShape& shape, const DeviceInfo& device) {
   PREFIXD_TRY(CheckRange("n_groups", shape.n_groups, 1, 65535));  // CUDA's limit on a grid's y
   PREFIXD_TRY(CheckRange("key_dim", shape.row.key_dim, 1, kMaxDim));
@@ -24,14 +70,15 @@ Result<ExactPlan> PlanExact(const ExactShape& shape, const DeviceInfo& device) {
   PREFIXD_TRY(internal::CheckDType(shape.row.dtype));
   ExactPlan plan;
   plan.shape = shape;
-  // The plan has two blocks for each multiprocessor, but at least eight tiles of rows to a block.
+  const ExactTile tile = ChooseTile(shape, device.shared_bytes_max);
+  plan.tile_queries = tile.queries();
+  plan.tile_rows = tile.rows();
   const uint32_t blocks =
-      shape.n_groups * ((shape.max_queries + internal::kQueryTile - 1) / internal::kQueryTile);
-  const uint32_t tiles = (shape.max_rows + internal::kExactRows - 1) / internal::kExactRows;
-  const uint32_t wanted = 2 * static_cast<uint32_t>(std::max(device.multiprocessors, 1));
-  plan.n_splits = std::clamp(std::min((wanted + blocks - 1) / blocks, tiles / 8), 1u, 256u);
+      shape.n_groups * ((shape.max_queries + tile.queries() - 1) / tile.queries());
+  const uint32_t tiles = (shape.max_rows + tile.rows() - 1) / tile.rows();
+  plan.n_splits = ChooseSplits(blocks, tiles, device.multiprocessors);
   plan.workspace_bytes = internal::ExactLayout(shape, plan.n_splits).total_floats() * sizeof(float);
-  plan.shared_bytes = internal::ExactShared(shape.row).total * sizeof(uint32_t);
+  plan.shared_bytes = ExactShared(shape.row, tile).total * sizeof(uint32_t);
   plan.shared_limit = device.shared_bytes_max;
   if (plan.shared_bytes > plan.shared_limit) {
     return InvalidArgument("gpu: this shape needs " + std::to_string(plan.shared_bytes) +
@@ -48,7 +95,8 @@ Status LaunchExact(const ExactPlan& plan, const ExactArgs& args, Stream stream) 
   PREFIXD_TRY(CheckPointer("errors", args.errors, 4));
   PREFIXD_TRY(CheckPointer("workspace", args.workspace, 16));
   PREFIXD_TRY(internal::CheckWorkspace(args.workspace_bytes, plan.workspace_bytes));
-  const internal::ExactParams params{plan.shape, plan.n_splits, args};
+  const internal::ExactParams params{
+      plan.shape, internal::TileOf(plan.tile_queries, plan.tile_rows), plan.n_splits, args};
   PREFIXD_TRY(
       CudaStatus(cudaMemsetAsync(args.errors, 0xff, plan.shape.n_groups * sizeof(uint32_t), stream),
                  "clearing the error words"));

@@ -13,29 +13,42 @@ __device__ Sums SumSplits(const StepParams& p, const StepLayout& layout, const G
   const bool estimated = summary.estimator != EstimatorKind::kNone;
   const bool phi = summary.estimator == EstimatorKind::kPhi;
   const bool centred = HasMeanKey(summary);
-  const auto empty = [&](uint32_t split) {
-    const RowSplit range = SplitRows(rows.count, p.n_splits, split, kTile);
-    return range.begin == range.end;
-  };
+  const RowSplit one = SplitRows(rows.count, p.n_splits, 0, kTile);
+  const uint32_t used = one.end > 0 ? (rows.count + one.end - 1) / one.end : 0;
   Sums sums;
-  for (uint32_t split = 0; split < p.n_splits && !empty(split); ++split) {
+#pragma unroll 8
+  for (uint32_t split = 0; split < used; ++split) {
     sums.m = fmaxf(sums.m, partials[split * layout.partial_floats() + layout.m_at() + head]);
   }
-  for (uint32_t split = 0; split < p.n_splits && !empty(split); ++split) {
+#pragma unroll 4
+  for (uint32_t split = 0; split < used; ++split) {
     const float* part = partials + split * layout.partial_floats();
     const float weight = expf(part[layout.m_at() + head] - sums.m);
     sums.z = fmaf(part[layout.z_at() + head], weight, sums.z);
     if (c < dv) sums.n = fmaf(part[layout.n_at() + size_t{head} * dv + c], weight, sums.n);
-    if (!estimated) continue;
+  }
+  if (!estimated) return sums;
+#pragma unroll 4
+  for (uint32_t split = 0; split < used; ++split) {
+    const float* part = partials + split * layout.partial_floats();
     sums.b0 += part[layout.b0_at() + head];
     sums.b2 += part[layout.b2_at() + head];
     if (c < dv) sums.b1 += part[layout.b1_at() + size_t{head} * dv + c];
-    if (c < dv && centred) sums.value1 += part[layout.value1_at() + c];
-    if (c < dh && centred) {
-      sums.key1 += part[layout.key1_at() + c];
-      sums.key2 += part[layout.key2_at() + c];
+  }
+  if (centred) {
+#pragma unroll 4
+    for (uint32_t split = 0; split < used; ++split) {
+      const float* part = partials + split * layout.partial_floats();
+      if (c < dv) sums.value1 += part[layout.value1_at() + c];
+      if (c < dh) sums.key1 += part[layout.key1_at() + c];
+      if (c < dh) sums.key2 += part[layout.key2_at() + c];
     }
-    if (c < layout.d_phi && phi) sums.feature += part[layout.feature_at() + c];
+  }
+  if (phi && c < layout.d_phi) {
+#pragma unroll 4
+    for (uint32_t split = 0; split < used; ++split) {
+      sums.feature += partials[split * layout.partial_floats() + layout.feature_at() + c];
+    }
   }
   return sums;
 }

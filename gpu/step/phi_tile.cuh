@@ -39,8 +39,9 @@ __device__ inline void SplitTile(const float* x, size_t ldx, const Activations& 
 }
 
 // Calls finish(r, o, y[o], y[o + 1]) for rows r of the tile and pairs of outputs (o, o + 1), o
-// even, with y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes eight outputs
-// of all 16 rows at a time; its weights come from global memory, 16 bytes a lane.
+// even, with y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes sixteen outputs
+// of all 16 rows at a time; its weights come from global memory, 16 bytes a lane, and the three
+// products of a split number are summed apart, so that none waits for another.
 template <typename Finish>
 __device__ inline void LinearTile(const Activations& x, const uint32_t* w, const float* b,
                                   uint32_t n_out, Finish finish) {
@@ -48,26 +49,37 @@ __device__ inline void LinearTile(const Activations& x, const uint32_t* w, const
   const uint32_t tiles_in = (x.n + kTileIn - 1) / kTileIn;
   const uint32_t tiles_out = (n_out + kTileOut - 1) / kTileOut;
   const size_t ld = x.ld();
-  for (uint32_t t = threadIdx.x / kWarp; t < (n_out + 15) / 16 * 2; t += kWarps) {
-    float sum[4] = {};
-    if (t < tiles_out) {
-      const uint4* tile = reinterpret_cast<const uint4*>(w) + size_t{t} * tiles_in * kWarp + lane;
+  for (uint32_t t = 2 * (threadIdx.x / kWarp); t < tiles_out; t += 2 * kWarps) {
+    float sum[2][3][4] = {};  // [tile][product]
+    const uint4* tile = reinterpret_cast<const uint4*>(w) + size_t{t} * tiles_in * kWarp + lane;
+    const uint32_t second = t + 1 < tiles_out ? tiles_in * kWarp : 0;  // read twice, else
 #pragma unroll 4
-      for (uint32_t k = 0; k < tiles_in; ++k) {
-        const uint4 weight = tile[k * kWarp];
-        const uint32_t* high = x.high() + r * ld + 8 * k + c;
-        const uint32_t* low = x.low() + r * ld + 8 * k + c;
-        const uint32_t a[4] = {high[0], high[8 * ld], high[4], high[8 * ld + 4]};
-        const uint32_t rest[4] = {low[0], low[8 * ld], low[4], low[8 * ld + 4]};
-        Mma(sum, rest, weight.x, weight.y);
-        Mma(sum, a, weight.z, weight.w);
-        Mma(sum, a, weight.x, weight.y);
+    for (uint32_t k = 0; k < tiles_in; ++k) {
+      const uint4 weight[2] = {tile[k * kWarp], tile[k * kWarp + second]};
+      const uint32_t* high = x.high() + r * ld + 8 * k + c;
+      const uint32_t* low = x.low() + r * ld + 8 * k + c;
+      const uint32_t a[4] = {high[0], high[8 * ld], high[4], high[8 * ld + 4]};
+      const uint32_t rest[4] = {low[0], low[8 * ld], low[4], low[8 * ld + 4]};
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        Mma(sum[i][0], rest, weight[i].x, weight[i].y);
+        Mma(sum[i][1], a, weight[i].z, weight[i].w);
+        Mma(sum[i][2], a, weight[i].x, weight[i].y);
       }
     }
-    const uint32_t o = t * kTileOut + 2 * c;
-    const float b0 = o < n_out ? b[o] : 0.0f, b1 = o + 1 < n_out ? b[o + 1] : 0.0f;
-    finish(r, o, sum[0] + b0, sum[1] + b1);
-    finish(r + 8, o, sum[2] + b0, sum[3] + b1);
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t o = (t + i) * kTileOut + 2 * c;
+      const bool there = t + i < tiles_out;
+      float y[4];
+#pragma unroll
+      for (uint32_t e = 0; e < 4; ++e) {
+        const float bias = o + e % 2 < n_out ? b[o + e % 2] : 0.0f;
+        y[e] = (there ? sum[i][0][e] + sum[i][1][e] + sum[i][2][e] : 0.0f) + bias;
+      }
+      finish(r, o, y[0], y[1]);
+      finish(r + 8, o, y[2], y[3]);
+    }
   }
 }
 

@@ -8,24 +8,26 @@
 namespace prefixd::gpu::internal {
 namespace {
 
+// The block's shared memory (QueryShared).
+struct Scratch {
+  float *q, *along, *feature, *embed, *hidden, *vector;
+};
+
 // Computes out[d] = scale * sum_i weight[i] matrix[i][d]: weight [n] in shared memory, matrix
 // [n][columns].
 __device__ void WeightedRows(const float* weight, uint32_t n, const float* matrix, uint32_t columns,
-                             float scale, float* out) {
-  for (uint32_t d = threadIdx.x; d < columns; d += kThreads) {
-    float sum = 0;
-    for (uint32_t i = 0; i < n; ++i) sum = fmaf(weight[i], matrix[size_t{i} * columns + d], sum);
-    out[d] = scale * sum;
-  }
+                             float scale, float* vector, float* out) {
+  MatrixVector(weight, n, matrix, columns, vector,
+               [=](uint32_t d, float sum) { out[d] = scale * sum; });
 }
 
 // Exponentials are relative to shift = max_f (log phi_q[f] + m[f] + log u[f]), so p[f] u[f] <= 1.
 __device__ void PhiState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
-                         uint32_t head, const float* q, float* shared, float* state) {
-  const QueryShared at(p.shape);
+                         uint32_t head, const Scratch& scratch, float* state) {
   const uint32_t d_phi = p.shape.d_phi, f = threadIdx.x;  // d_phi <= kThreads: one thread each
-  float* feature = shared + at.feature;
-  LogPhiOfQuery(QueryMap(s, head), q, shared + at.embed, shared + at.hidden, feature);
+  float* feature = scratch.feature;
+  LogPhiOfQuery(QueryMap(s, head), scratch.q, scratch.embed, scratch.hidden, scratch.vector,
+                feature);
 
   const float u = f < d_phi ? s.phi_u[f] : 0.0f;
   const bool holds = u > 0;  // false for all f where M is empty (m = -inf, u = 0)
@@ -44,20 +46,21 @@ __device__ void PhiState(const StepParams& p, const StepLayout& layout, const De
     state[1] = p0;
   }
   __syncthreads();
-  WeightedRows(feature, d_phi, s.phi_t, p.shape.row.value_dim, 1.0f, state + layout.constant_at());
+  WeightedRows(feature, d_phi, s.phi_t, p.shape.row.value_dim, 1.0f, scratch.vector,
+               state + layout.constant_at());
 }
 
 // Computes scale q^T C over all of M, from C or from its factor.
-__device__ void CrossState(const StepParams& p, const DeviceSummary& s, const float* q,
-                           float* along, float* out) {
+__device__ void CrossState(const StepParams& p, const DeviceSummary& s, const Scratch& scratch,
+                           float* out) {
   const uint32_t dh = p.shape.row.key_dim, dv = p.shape.row.value_dim;
   const float scale = p.shape.layer.scale;
   if (s.cross) {
-    WeightedRows(q, dh, s.cross, dv, scale, out);
+    WeightedRows(scratch.q, dh, s.cross, dv, scale, scratch.vector, out);
   } else if (s.cross_rank > 0) {
-    WeightedRows(q, dh, s.key_factor, s.cross_rank, scale, along);
+    WeightedRows(scratch.q, dh, s.key_factor, s.cross_rank, scale, scratch.vector, scratch.along);
     __syncthreads();
-    WeightedRows(along, s.cross_rank, s.value_factor, dv, 1.0f, out);
+    WeightedRows(scratch.along, s.cross_rank, s.value_factor, dv, 1.0f, scratch.vector, out);
   }
 }
 
@@ -66,16 +69,17 @@ __device__ void CrossState(const StepParams& p, const DeviceSummary& s, const fl
 __device__ double ScoreSpread(const StepParams& p, const DeviceSummary& s, const float* q) {
   const uint32_t dh = p.shape.row.key_dim;
   double sum = 0;
+#pragma unroll 8
   for (uint32_t i = threadIdx.x; i < dh * dh; i += kThreads) {
     sum += double{q[i / dh]} * s.covariance[i] * q[i % dh];
   }
   return double{p.shape.layer.scale} * p.shape.layer.scale * BlockSum(sum);
 }
 
-// along: shared scratch for cross_rank floats.
 __device__ void MomentState(const StepParams& p, const StepLayout& layout, const DeviceSummary& s,
-                            const float* q, float* along, float* state) {
+                            const Scratch& scratch, float* state) {
   const uint32_t c = threadIdx.x;
+  const float* q = scratch.q;
   const double term = c < layout.key_dim ? double{q[c]} * s.mean_key[c] : 0.0;
   const double mean_score = double{p.shape.layer.scale} * BlockSum(term);
   const double spread = s.covariance ? ScoreSpread(p, s, q) : 0.0;
@@ -83,7 +87,7 @@ __device__ void MomentState(const StepParams& p, const StepLayout& layout, const
     state[0] = static_cast<float>(mean_score);
     state[1] = static_cast<float>(spread);
   }
-  CrossState(p, s, q, along, state + layout.constant_at());
+  CrossState(p, s, scratch, state + layout.constant_at());
 }
 
 // One warp computes one cluster.
@@ -106,7 +110,10 @@ __global__ void __launch_bounds__(kThreads) QueryKernel(const __grid_constant__ 
   const uint32_t group = blockIdx.x / p.shape.group, head = blockIdx.x % p.shape.group;
   const uint32_t dh = p.shape.row.key_dim;
   const StepLayout layout(p.shape, p.n_splits);
-  float* q = shared + QueryShared(p.shape).q;
+  const QueryShared at(p.shape);
+  const Scratch scratch{shared + at.q,     shared + at.along,  shared + at.feature,
+                        shared + at.embed, shared + at.hidden, shared + at.vector};
+  float* q = scratch.q;
 
   for (uint32_t j = threadIdx.x; j < dh; j += kThreads) {
     q[j] = p.args.queries[size_t{blockIdx.x} * dh + j];
@@ -121,9 +128,9 @@ __global__ void __launch_bounds__(kThreads) QueryKernel(const __grid_constant__ 
   }
   float* state = static_cast<float*>(p.args.workspace) + layout.head_at(group, head);
   if (summary.estimator == EstimatorKind::kPhi) {
-    PhiState(p, layout, summary, head, q, shared, state);
+    PhiState(p, layout, summary, head, scratch, state);
   } else if (summary.estimator == EstimatorKind::kMoment) {
-    MomentState(p, layout, summary, q, shared + QueryShared(p.shape).along, state);
+    MomentState(p, layout, summary, scratch, state);
   } else if (UsesClusters(summary.estimator)) {
     ClusterState(p, layout, summary, q, state);
   }

@@ -1,10 +1,9 @@
 // Copies rows from wherever they lie into shared memory, a tile ahead of the computation. Internal
 // to gpu/.
 //
-// All threads of a block do three steps: they look up and check the addresses of a tile; they copy
-// its bytes as they are, 16 bytes a thread and neighbouring threads in one row, during the
-// computation on the tile before; they decode them to float32 and check them. With four blocks on a
-// multiprocessor some tens of kilobytes are in flight at any time, more than any bus needs.
+// A tile's addresses are loaded two tiles ahead and checked one tile ahead; its bytes are then copied
+// as they are, 16 bytes a thread and neighbouring threads in one row, during the computation on the
+// tile before; each thread decodes to float32, and checks, what it has copied itself.
 #pragma once
 
 #include "gpu/device/async_copy.cuh"
@@ -20,12 +19,17 @@ struct RowTiles {
   std::byte* raw;      // [kTile][RawRow::bytes]
   float *k, *v;        // [kTile][Pad4(key_dim)], [kTile][Pad4(value_dim)]
 
-  // Looks up rows [begin, begin + n). A null or misaligned row would end the whole CUDA context, so
-  // it is refused and read as zeros.
-  __device__ void LookUp(uint32_t begin, uint32_t n) const {
+  // Returns the address of this thread's row of [begin, begin + n).
+  __device__ DeviceRow LookUp(uint32_t begin, uint32_t n) const {
+    const uint32_t r = threadIdx.x;
+    return r < n ? RowAddress(p, rows.first + begin + r) : DeviceRow{};
+  }
+
+  // Checks the address that was looked up. A null or misaligned row would end the whole CUDA context,
+  // so it is refused and read as zeros.
+  __device__ void Check(DeviceRow row, uint32_t begin, uint32_t n) const {
     const uint32_t r = threadIdx.x;
     if (r >= n) return;
-    DeviceRow row = RowAddress(p, rows.first + begin + r);
     const uintptr_t element = ElementBytes(p.shape.row.dtype);
     if (!row.key || !row.value || reinterpret_cast<uintptr_t>(row.key) % element != 0 ||
         reinterpret_cast<uintptr_t>(row.value) % element != 0) {
@@ -35,17 +39,16 @@ struct RowTiles {
     address[r] = row;
   }
 
-  // Fetches the bytes of the n rows whose addresses were looked up (a barrier lies between).
+  // Fetches the bytes of the n rows whose addresses were checked (a barrier lies between).
   __device__ void Fetch(uint32_t n) const {
     const RawRow at(p.shape.row);
-    const uint32_t units = at.bytes / 16, key_units = at.value_at / 16;
-    for (uint32_t i = threadIdx.x; i < n * units; i += kThreads) {
-      const uint32_t r = i / units, unit = i % units;
-      const DeviceRow row = address[r];
-      const bool key = unit < key_units;
-      const uint32_t offset = 16 * (key ? unit : unit - key_units);
-      const auto* part = static_cast<const std::byte*>(key ? row.key : row.value);
-      FetchUnit(raw + size_t{r} * at.bytes + 16 * unit, part, offset,
+    const Share share(at);
+    if (share.row >= share.at_once) return;
+    const bool key = share.offset < at.value_at;
+    const uint32_t offset = key ? share.offset : share.offset - at.value_at;
+    for (uint32_t r = share.row; r < n; r += share.at_once) {
+      const auto* part = static_cast<const std::byte*>(key ? address[r].key : address[r].value);
+      FetchUnit(raw + size_t{r} * at.bytes + share.offset, part, offset,
                 key ? at.key_bytes : at.value_bytes);
     }
   }
@@ -56,29 +59,62 @@ struct RowTiles {
   __device__ void Decode(uint32_t begin, uint32_t n, float* kept) const {
     const RowShape& shape = p.shape.row;
     const RawRow at(shape);
-    const uint32_t dh = shape.key_dim, width = dh + shape.value_dim;
-    const uint32_t lane = threadIdx.x % kWarp;
-    for (uint32_t r = threadIdx.x / kWarp; r < kTile; r += kWarps) {
-      const std::byte* row = raw + size_t{r} * at.bytes;
-      bool key_bad = false, value_bad = false;
-      for (uint32_t e = lane; e < dh; e += kWarp) {
-        const float x = r < n ? Element(row, shape.dtype, e) : 0.0f;
-        k[r * Pad4(dh) + e] = x;
-        if (kept && r < n) kept[size_t{r} * width + e] = x;
-        key_bad |= !Finite(x);
+    const Share share(at);
+    if (share.row >= share.at_once) return;
+    const bool key = share.offset < at.value_at;
+    const uint32_t dim = key ? shape.key_dim : shape.value_dim;
+    const uint32_t first = (key ? share.offset : share.offset - at.value_at) /
+                           ElementBytes(shape.dtype);
+    float* const to = (key ? k : v) + first;
+    for (uint32_t r = share.row; r < kTile; r += share.at_once) {
+      float x[8] = {};
+      if (r < n) Unit(raw + size_t{r} * at.bytes + share.offset, x);
+      bool bad = false;
+#pragma unroll
+      for (uint32_t e = 0; e < 8; ++e) bad |= !Finite(x[e]);
+      if (bad) Fault(p.args.errors, group, GroupFault::kRow, 2 * (begin + r) + !key);
+      // A unit is one or two runs of four; the last vector may end before the unit does.
+      float* row = to + size_t{r} * Pad4(dim);
+      auto* runs = reinterpret_cast<float4*>(row);
+      if (first < Pad4(dim)) runs[0] = make_float4(x[0], x[1], x[2], x[3]);
+      const bool second = shape.dtype != DType::kF32 && first + 4 < Pad4(dim);
+      if (second) runs[1] = make_float4(x[4], x[5], x[6], x[7]);
+      if (!kept || r >= n) continue;
+      const uint32_t width = shape.key_dim + shape.value_dim;
+      float* out = kept + size_t{r} * width + (key ? 0 : shape.key_dim) + first;
+      for (uint32_t e = 0; e < (shape.dtype == DType::kF32 ? 4 : 8); ++e) {
+        if (first + e < dim) out[e] = x[e];
       }
-      for (uint32_t e = lane; e < shape.value_dim; e += kWarp) {
-        const float x = r < n ? Element(row + at.value_at, shape.dtype, e) : 0.0f;
-        v[r * Pad4(shape.value_dim) + e] = x;
-        if (kept && r < n) kept[size_t{r} * width + dh + e] = x;
-        value_bad |= !Finite(x);
-      }
-      if (key_bad) Fault(p.args.errors, group, GroupFault::kRow, 2 * (begin + r));
-      if (value_bad) Fault(p.args.errors, group, GroupFault::kRow, 2 * (begin + r) + 1);
     }
   }
 
  private:
+  // A Share is what a thread copies and decodes: 16 bytes of every so many rows.
+  struct Share {
+    uint32_t at_once, row, offset;
+    __device__ explicit Share(const RawRow& at)
+        : at_once(kThreads / (at.bytes / 16)),
+          row(threadIdx.x / (at.bytes / 16)),
+          offset(threadIdx.x % (at.bytes / 16) * 16) {}
+  };
+
+  // Decodes 16 bytes: eight elements, or four of float32 and zeros behind.
+  __device__ void Unit(const std::byte* bytes, float (&x)[8]) const {
+    const uint4 four = *reinterpret_cast<const uint4*>(bytes);
+    const uint32_t word[4] = {four.x, four.y, four.z, four.w};
+    const DType dtype = p.shape.row.dtype;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      if (dtype == DType::kF32) {
+        x[i] = __uint_as_float(word[i]);
+      } else {
+        const float2 pair = Unpack(dtype, word[i]);
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
+      }
+    }
+  }
+
   // Fetches bytes [offset, offset + 16) of a part that may end before.
   __device__ void FetchUnit(std::byte* to, const std::byte* part, uint32_t offset,
                             uint32_t part_bytes) const {

@@ -17,7 +17,8 @@ __host__ __device__ constexpr uint32_t HeadsPerThread(uint32_t group, uint32_t v
   return (group + slices - 1) / slices;
 }
 
-// Running is the running softmax of one head, held alike by the kTile threads that serve it.
+// Running is the running softmax of one head: the maximum is known to all kTile threads that serve
+// it, the sums are over the thread's own rows.
 struct Running {
   float m = -INFINITY;   // largest score so far
   float z = 0;           // sum exp(s - m)
@@ -166,7 +167,7 @@ __device__ float PhiWeights(const Block& b, uint32_t begin, uint32_t n) {
   const uint32_t d_phi = b.p.shape.d_phi;
   const size_t ld = Pad4(d_phi);
   const float* feature = b.shared + b.at.feature;
-  DotTile(b.shared + b.at.p, ld, b.p.shape.group, feature, ld, n, d_phi, 1.0f, b.second());
+  DotTile(b.shared + b.at.p, ld, b.p.shape.group, feature, ld, d_phi, 1.0f, b.second());
   float sum = 0;
   if (b.summary.phi_form == PhiForm::kPerFeature && threadIdx.x < d_phi) {
     const uint32_t first = begin >= b.rows.anchors ? 0 : b.rows.anchors - begin;
@@ -180,6 +181,7 @@ __device__ float PhiWeights(const Block& b, uint32_t begin, uint32_t n) {
 __device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float mean_score,
                             Running& run) {
   const uint32_t g = threadIdx.x / kTile, r = threadIdx.x % kTile;
+  if (g / (kWarp / kTile) * (kWarp / kTile) >= b.p.shape.group) return;  // the same for a warp
   const bool valid = g < b.p.shape.group && r < n;
   const LayerGeometry& layer = b.p.shape.layer;
   float s = -INFINITY;
@@ -195,14 +197,29 @@ __device__ void SoftmaxTile(const Block& b, uint32_t begin, uint32_t n, float me
   const float m = fmaxf(run.m, HalfWarpMax(s));
   const float weight = valid ? expf(s - m) : 0.0f;
   const float rescale = run.m == -INFINITY ? 0.0f : expf(run.m - m);
-  run.z = fmaf(run.z, rescale, HalfWarpSum(weight));
-  run.b0 += HalfWarpSum(second);
-  run.b2 += HalfWarpSum(second * second);
+  run.z = fmaf(run.z, rescale, weight);
+  run.b0 += second;
+  run.b2 = fmaf(second, second, run.b2);
   run.m = m;
   if (valid && !Finite(s)) Fault(b.p.args.errors, b.group, GroupFault::kOverflow, g);
   b.weight()[threadIdx.x] = weight;
   b.second()[threadIdx.x] = second;
   if (r == 0) b.shared[b.at.rescale + g] = rescale;
+}
+
+// Returns sum + sum_r weight[r] (v[r] - centre).
+__device__ float WeightedSum(const float* weight, const float (&v)[kTile], float centre,
+                             float sum) {
+  const auto* fours = reinterpret_cast<const float4*>(weight);
+#pragma unroll
+  for (uint32_t r = 0; r < kTile; r += 4) {
+    const float4 four = fours[r / 4];
+    sum = fmaf(four.x, v[r] - centre, sum);
+    sum = fmaf(four.y, v[r + 1] - centre, sum);
+    sum = fmaf(four.z, v[r + 2] - centre, sum);
+    sum = fmaf(four.w, v[r + 3] - centre, sum);
+  }
+  return sum;
 }
 
 // Grid: x = group, y = split.
@@ -225,6 +242,7 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
   const bool phi = summary.estimator == EstimatorKind::kPhi;
   const bool moment = summary.estimator == EstimatorKind::kMoment;
   const bool centred = HasMeanKey(summary), keeps = UsesClusters(summary.estimator);
+  const bool estimated = summary.estimator != EstimatorKind::kNone;
   const StepLayout layout(p.shape, p.n_splits);
   float* workspace = static_cast<float*>(p.args.workspace);
   const uint32_t column = threadIdx.x % ColumnLanes(dv);
@@ -238,63 +256,67 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
 
   const RowTiles tiles = b.tiles();
   const auto rows_at = [&](uint32_t at) { return at < range.end ? min(kTile, range.end - at) : 0; };
+  DeviceRow ahead = tiles.LookUp(range.begin, rows_at(range.begin));
   StageGroup(b, layout);
-  tiles.LookUp(range.begin, rows_at(range.begin));
+  tiles.Check(ahead, range.begin, rows_at(range.begin));
+  ahead = tiles.LookUp(range.begin + kTile, rows_at(range.begin + kTile));
   __syncthreads();
   tiles.Fetch(rows_at(range.begin));
   for (uint32_t begin = range.begin; begin < range.end; begin += kTile) {
-    const uint32_t n = rows_at(begin), next = rows_at(begin + kTile);
+    const uint32_t n = rows_at(begin), next = begin + kTile;
     WaitForCopies();
-    // At this barrier the tile's bytes are there, its addresses are free, and the former tile has
-    // been read.
-    __syncthreads();
-    tiles.LookUp(begin + kTile, next);
+    __syncthreads();  // the former tile has been read, and its addresses are free
+    tiles.Check(ahead, next, rows_at(next));
+    ahead = tiles.LookUp(next + kTile, rows_at(next + kTile));
     if (keeps) CheckClusters(b, begin, n);
     tiles.Decode(begin, n, keeps ? workspace + layout.kept_at(group, begin) : nullptr);
     __syncthreads();
-    tiles.Fetch(next);  // continues while this tile is computed
-    DotTile(b.q(), Pad4(dh), G, b.k(), Pad4(dh), n, dh, double{p.shape.layer.scale}, b.weight());
+    tiles.Fetch(rows_at(next));  // continues while this tile is computed
+    DotTile(b.q(), Pad4(dh), G, b.k(), Pad4(dh), dh, double{p.shape.layer.scale}, b.weight());
     if (phi && begin + n > b.rows.anchors) feature += PhiWeights(b, begin, n);
     __syncthreads();
     SoftmaxTile(b, begin, n, mean_score, run);
     __syncthreads();
 
+    const uint32_t first = begin >= b.rows.anchors ? 0 : min(n, b.rows.anchors - begin);
     if (column < dv) {
+      float v[kTile];
+#pragma unroll
+      for (uint32_t r = 0; r < kTile; ++r) v[r] = b.v()[r * Pad4(dv) + column];
       const float centre = b.shared[b.at.value_centre + column];
+      if (centred && head0 == 0) {
 #pragma unroll
-      for (uint32_t h = 0; h < kHeads; ++h) sum_n[h] *= b.shared[b.at.rescale + head0 + h];
-      for (uint32_t r = 0; r < kTile; ++r) {
-        const float v = b.v()[r * Pad4(dv) + column];
-        const float deviation = v - centre;
+        for (uint32_t r = 0; r < kTile; ++r) value1 += r >= first && r < n ? v[r] - centre : 0.0f;
+      }
 #pragma unroll
-        for (uint32_t h = 0; h < kHeads; ++h) {
-          sum_n[h] = fmaf(b.weight()[(head0 + h) * kTile + r], v, sum_n[h]);
-          sum_b1[h] = fmaf(b.second()[(head0 + h) * kTile + r], deviation, sum_b1[h]);
-        }
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        const uint32_t head = head0 + h;
+        if (head >= G) break;
+        sum_n[h] = WeightedSum(b.weight() + head * kTile, v, 0,
+                               sum_n[h] * b.shared[b.at.rescale + head]);
+        if (estimated) sum_b1[h] = WeightedSum(b.second() + head * kTile, v, centre, sum_b1[h]);
       }
     }
-    if (centred) {
-      const uint32_t first = begin >= b.rows.anchors ? 0 : min(n, b.rows.anchors - begin);
-      for (uint32_t r = first; r < n; ++r) {
-        if (threadIdx.x < dh) {
-          const float d = b.k()[r * Pad4(dh) + threadIdx.x] - b.shared[b.at.mean_key + threadIdx.x];
-          key1 += d;
-          key2 = fmaf(d, d, key2);
-        }
-        if (threadIdx.x < dv) {
-          value1 += b.v()[r * Pad4(dv) + threadIdx.x] - b.shared[b.at.value_centre + threadIdx.x];
-        }
+    if (centred && threadIdx.x < dh) {
+      const float centre = b.shared[b.at.mean_key + threadIdx.x];
+#pragma unroll
+      for (uint32_t r = 0; r < kTile; ++r) {
+        const float k = b.k()[r * Pad4(dh) + threadIdx.x];
+        const float d = r >= first && r < n ? k - centre : 0.0f;
+        key1 += d;
+        key2 = fmaf(d, d, key2);
       }
     }
   }
 
   float* out = workspace + layout.partial_at(group, blockIdx.y);
   const uint32_t g = threadIdx.x / kTile;
+  const float z = HalfWarpSum(run.z), b0 = HalfWarpSum(run.b0), b2 = HalfWarpSum(run.b2);
   if (threadIdx.x % kTile == 0 && g < G) {
     out[layout.m_at() + g] = run.m;
-    out[layout.z_at() + g] = run.z;
-    out[layout.b0_at() + g] = run.b0;
-    out[layout.b2_at() + g] = run.b2;
+    out[layout.z_at() + g] = z;
+    out[layout.b0_at() + g] = b0;
+    out[layout.b2_at() + g] = b2;
   }
 #pragma unroll
   for (uint32_t h = 0; h < kHeads; ++h) {

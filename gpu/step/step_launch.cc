@@ -15,13 +15,12 @@ using internal::CheckRange;
 using internal::CudaStatus;
 using internal::kTile;
 
-// Returns enough splits to keep every multiprocessor busy, but never so many that a split has less
-// than four tiles: a partial state costs as much as some rows.
+// Returns enough splits to fill every multiprocessor with two blocks, as many as run there at once,
+// but never so many that a split has less than two tiles: a partial state costs as much as some rows.
 uint32_t ChooseSplits(const StepShape& shape, int multiprocessors) {
   const uint32_t tiles = (shape.max_rows + kTile - 1) / kTile;
-  const uint32_t wanted = 4 * static_cast<uint32_t>(std::max(multiprocessors, 1));
-  const uint32_t by_device = (wanted + shape.n_groups - 1) / shape.n_groups;
-  return std::clamp(std::min(by_device, tiles / 4), 1u, 256u);
+  const uint32_t wanted = 2 * static_cast<uint32_t>(std::max(multiprocessors, 1));
+  return std::clamp(std::min(wanted / shape.n_groups, tiles / 2), 1u, 256u);
 }
 
 Status CheckArgs(const StepPlan& plan, const BatchStepArgs& args) {

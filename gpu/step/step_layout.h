@@ -139,7 +139,7 @@ struct SplitShared {
 
 // QueryShared describes that of the query kernel, which works on one query.
 struct QueryShared {
-  size_t q, along, feature, embed, hidden, total;
+  size_t q, along, feature, embed, hidden, vector, total;
 
   PREFIXD_HD explicit QueryShared(const StepShape& s) {
     size_t at = 0;
@@ -148,6 +148,7 @@ struct QueryShared {
     feature = at, at += Pad4(s.d_phi);
     embed = at, at += Pad4(s.d_emb);
     hidden = at, at += Pad4(s.d_emb);
+    vector = at, at += 4 * kThreads;  // MatrixVector's scratch (phi_query.cuh)
     total = at;
   }
 };

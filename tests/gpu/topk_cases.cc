@@ -211,14 +211,14 @@ TopKCase MakeCase(Random& random, uint32_t group, uint32_t key_dim, bool codes,
   for (const auto& [count, k] : counts_and_ks) {
     TopKCase::Group of;
     of.rows = AlignedRows(random, {key_dim, random.Int(1, 5), c.shape.dtype}, count);
-    of.k = k;
+    of.k = std::min(k, kMaxTopK);
     of.first_id = random.Int(0, 100);
     if (random.Chance(0.4)) of.skip = random.Int(0, count);
     if (codes) {
       of.codes.emplace(random, key_dim, count + (random.Chance(0.4) ? random.Int(0, 2000) : 0));
     }
     c.shape.max_keys = std::max(c.shape.max_keys, count);
-    c.shape.max_k = std::max(c.shape.max_k, std::min(k, count));
+    c.shape.max_k = std::max(c.shape.max_k, std::min(of.k, count));
     c.groups.push_back(std::move(of));
   }
   c.queries = random.Normals(size_t{c.shape.n_groups} * group * key_dim);

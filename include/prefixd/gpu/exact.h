@@ -4,7 +4,7 @@
 // that it merges like one.
 //
 // Queries of all tokens and heads that share a KV head are rows of one matrix, so that each row of
-// the prefix is read once for 64 of them. Products run on tensor cores: numbers are split into bf16
+// the prefix is read once for up to 128 of them. Products run on tensor cores: numbers are split into bf16
 // parts (three of a float32, two of an fp16, one of a bf16), the parts' products are summed in
 // float32 beside the tensor cores' own truncating sum, and the dropped rest is below 2^-24; so the
 // error bound is that of the CPU's path,
@@ -45,6 +45,8 @@ struct ExactShape {
 };
 struct ExactPlan {
   ExactShape shape;
+  uint32_t tile_queries = 0;   // queries that share a read of the rows
+  uint32_t tile_rows = 0;      // rows that a block reads at a time
   uint32_t n_splits = 1;       // blocks that share the rows of one tile of queries
   size_t workspace_bytes = 0;  // device memory, 16-byte aligned, no initial contents needed
   size_t shared_bytes = 0, shared_limit = 0;

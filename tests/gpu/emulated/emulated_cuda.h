@@ -171,6 +171,23 @@ inline uint32_t PackBf16(float low, float high) {
   return round(low) | round(high) << 16;
 }
 
+// As gpu/device/mma.cuh's.
+inline void LoadMatrices(uint32_t (&out)[4], const uint32_t* row) {
+  const emulated::Exchange<const uint32_t*> exchange(row);
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t i = 0; i < 4; ++i) out[i] = exchange.Seen(8 * i + lane / 4)[lane % 4];
+}
+inline void LoadTransposed(uint32_t (&out)[4], const uint32_t* row) {
+  const emulated::Exchange<const uint32_t*> exchange(row);
+  const uint32_t lane = threadIdx.x % 32, column = lane / 4;
+  const auto element = [&](uint32_t i, uint32_t of) {
+    return exchange.Seen(8 * i + of)[column / 2] >> 16 * (column % 2) & 0xffffu;
+  };
+  for (uint32_t i = 0; i < 4; ++i) {
+    out[i] = element(i, lane % 4 * 2) | element(i, lane % 4 * 2 + 1) << 16;
+  }
+}
+
 // c += A B with the fragments of gpu/device/mma.cuh.
 inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Fragments {

@@ -32,7 +32,7 @@ TEST(PlanExact, LargestShapeFitsAndLargerIsRefused) {
   ExactShape shape;
   shape.n_groups = 8;
   shape.row = {256, 256, DType::kF32};
-  shape.max_queries = 1024;
+  shape.max_queries = 256;
   shape.max_rows = 1 << 20;
   const Result<ExactPlan> largest = PlanExact(shape, FakeDevice(132));
   ASSERT_TRUE(largest.ok()) << largest.error().ToString();
