@@ -41,7 +41,7 @@ struct Options {
   StepPolicy::Sharing sharing = {.block = 8, .across = true};
   double fraction = 0.01;
   uint32_t tier_mib = 0;  // 0: large enough for every row
-  std::string only;
+  std::string only, compute = "auto";
   std::filesystem::path dir;
   std::string json_file;
 };
@@ -103,6 +103,7 @@ class Bench {
     runtime.selector_memory_bytes = prompt_->row_bytes();
     runtime.scrub_bytes_per_second = 0;
     runtime.query_samples = 64;
+    runtime.compute = options_.compute;
     PREFIXD_ASSIGN(store_, LocalStore::Open(runtime));
     PREFIXD_TRY(prompt_->Register(*store_));
     PREFIXD_ASSIGN(const PrefixMatch match,
@@ -373,6 +374,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--dilation", options.sharing.dilation, "Sharing: neighbours to either side")
       ->check(CLI::Range(0, 16))
+      ->capture_default_str();
+  app.add_option("--compute", options.compute, "Where steps attend")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--tier-mib", options.tier_mib,
                  "Host tier; what it has no room for is read from the disk; 0: room for all rows")

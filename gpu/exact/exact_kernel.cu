@@ -76,13 +76,21 @@ struct Worker {
   // what the sums so far are worth.
   __device__ void Softmax(uint32_t valid, float (&score)[kRows / 8][4], float (&rescale)[2]) {
     const LayerGeometry& layer = b.p.shape.layer;
+#pragma unroll
+    for (uint32_t i = 0; i < kRows / 2; ++i) score[i / 4][i % 4] *= layer.scale;
+    if (layer.softcap > 0) {
+#pragma unroll
+      for (uint32_t i = 0; i < kRows / 2; ++i) {
+        float& s = score[i / 4][i % 4];
+        s = layer.softcap * tanhf(s / layer.softcap);
+      }
+    }
     float max[2] = {m[0], m[1]};
 #pragma unroll
     for (uint32_t t = 0; t < kRows / 8; ++t) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
-        float s = layer.scale * score[t][i];
-        if (layer.softcap > 0) s = layer.softcap * tanhf(s / layer.softcap);
+        const float s = score[t][i];
         const bool there = first_row() + 8 * t + 2 * (lane % 4) + i % 2 < valid;
         bad |= there && !Finite(s);
         score[t][i] = there ? s : -INFINITY;
