@@ -48,6 +48,7 @@ struct Options {
 
 // The first steps measure the mass of the attention that is read; those after them are timed.
 constexpr size_t kMassSteps = 32;
+constexpr size_t kQuestion = 64;  // tokens
 
 Spread Scaled(const std::vector<double>& samples, double factor) {
   const Spread s = Summarise(samples);
@@ -69,6 +70,7 @@ class Bench {
     PREFIXD_TRY(Warm(modes));
     PREFIXD_TRY(Mass(modes));
     PREFIXD_TRY(Time(modes));
+    PREFIXD_TRY(Question());
     Floors(modes);
     return Report(k, modes);
   }
@@ -176,6 +178,24 @@ class Bench {
               std::exp(double{lse_[h]} - whole[step][h]) / double(kMassSteps * lse_.size());
         }
       }
+    }
+    return {};
+  }
+
+  // Measures exact attention of a question's tokens, all at once, over everything.
+  Status Question() {
+    PREFIXD_ASSIGN(const auto session, Attach({}));
+    std::vector<float> queries;
+    for (size_t step = 0; step < kQuestion; ++step) {
+      const std::vector<float> q = prompt_->Queries(0, step);
+      queries.insert(queries.end(), q.begin(), q.end());
+    }
+    std::vector<float> y(kQuestion * QueryFloats()), lse(kQuestion * prompt_->geometry().n_q_heads);
+    for (uint32_t round = 0; round <= options_.rounds; ++round) {
+      const auto begun = std::chrono::steady_clock::now();
+      PREFIXD_TRY(session->AttendExact(round % options_.layers, kQuestion, queries, y, lse));
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+      if (round > 0) question_.push_back(took.count());  // the first one makes room
     }
     return {};
   }
@@ -312,6 +332,10 @@ class Bench {
       std::printf("reading what '%s' reads, nothing computed: %.3f ms, %.1fx the roofline\n",
                   mode.name, floor, Median(roofline_) * 1e3 / floor);
     }
+    const Spread question = Scaled(question_, 1e3);
+    const std::string compute = store_->Stats().value().compute;
+    std::printf("a question of %zu tokens over everything, a layer: %.2f ms (%.2f-%.2f); %s\n",
+                kQuestion, question.median, question.low, question.high, compute.c_str());
     std::printf(
         "select, read, compute: of one KV head, on its thread; search: searches of those "
         "that a search for every step would be\n");
@@ -329,6 +353,9 @@ class Bench {
                                               {"bandwidth_gb_s", Scaled(bandwidth_, 1e-9)},
                                               {"roofline_ms", Scaled(roofline_, 1e3)},
                                               {"exact_ms", Scaled(exact_, 1e3)},
+                                              {"compute", compute},
+                                              {"question_tokens", kQuestion},
+                                              {"question_ms", question},
                                               {"modes", rows},
                                               {"ratios", ratios}});
   }
@@ -342,7 +369,7 @@ class Bench {
   std::vector<float> y_, lse_;
   double seconds_ = 0;
   size_t swept_ = 0;  // start of the last sweep
-  std::vector<double> bandwidth_, roofline_, exact_;
+  std::vector<double> bandwidth_, roofline_, exact_, question_;
 };
 
 }  // namespace

@@ -96,8 +96,10 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              "Every segment is verified at least this often, as far as the pace allows.")
           .WithFlag("scrub-interval-hours"),
 
-      Choice("compute", "compute.backend", &o.compute, {"auto", "cpu", "cuda"},
-             "Where steps are computed. auto: a CUDA device when there is one.")
+      Choice(
+          "compute", "compute.backend", &o.compute, {"auto", "cpu", "cuda"},
+          "Where attention is computed. auto: steps on the CPU, which has the rows, and exact "
+          "attention of a question's tokens on a CUDA device when there is one. cuda: both there.")
           .WithFlag("compute"),
       Number("threads", "compute.threads", &o.threads, {"threads"}, {0, 1024},
              "Compute threads. 0: one per core."),

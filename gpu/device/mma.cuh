@@ -21,9 +21,9 @@ __device__ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Loads four 8 x 8 matrices of 16-bit elements from shared memory: each lane gives the address of one
-// row of 16 bytes, lanes 8 i .. 8 i + 7 those of matrix i, and gets of matrix i the word of row r
-// with columns 2c, 2c + 1; transposed, of column r rows 2c, 2c + 1. All lanes of a warp call it.
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory: each lane gives the address of
+// one row of 16 bytes, lanes 8 i .. 8 i + 7 those of matrix i, and gets of matrix i the word of row
+// r with columns 2c, 2c + 1; transposed, of column r rows 2c, 2c + 1. All lanes of a warp call it.
 __device__ inline void LoadMatrices(uint32_t (&out)[4], const uint32_t* row) {
   const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -44,6 +44,23 @@ __device__ inline T BlockSum(T x) {
   for (uint32_t w = 0; w < kWarps; ++w) sum += part[w];
   return sum;
 }
+// The same of several values at once.
+template <uint32_t kCount>
+__device__ inline void BlockSums(double (&x)[kCount]) {
+  __shared__ double part[kCount][kWarps];
+  __syncthreads();  // `part` has been read since its previous use
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    x[i] = WarpSum(x[i]);
+    if (threadIdx.x % kWarp == 0) part[i][threadIdx.x / kWarp] = x[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    x[i] = 0;
+    for (uint32_t w = 0; w < kWarps; ++w) x[i] += part[i][w];
+  }
+}
 template <typename T>
 __device__ inline T BlockMax(T x) {
   __shared__ T part[kWarps];
@@ -57,17 +74,18 @@ __device__ inline T BlockMax(T x) {
 }
 // Returns the sum of the values of the threads before this one. Synchronises before and after.
 __device__ inline uint32_t SumBefore(uint32_t own) {
-  __shared__ uint32_t sum[kThreads];
-  __syncthreads();  // `sum` has been read since its previous use
-  sum[threadIdx.x] = own;
-  __syncthreads();
-  for (uint32_t offset = 1; offset < kThreads; offset *= 2) {
-    const uint32_t before = threadIdx.x >= offset ? sum[threadIdx.x - offset] : 0;
-    __syncthreads();
-    sum[threadIdx.x] += before;
-    __syncthreads();
+  __shared__ uint32_t of_warp[kWarps];
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  uint32_t sum = own;
+  for (uint32_t offset = 1; offset < kWarp; offset *= 2) {
+    const uint32_t before = __shfl_sync(kFullMask, sum, static_cast<int>(lane - offset));
+    if (lane >= offset) sum += before;
   }
-  return sum[threadIdx.x] - own;
+  __syncthreads();  // the sums have been read since their previous use
+  if (lane == kWarp - 1) of_warp[warp] = sum;
+  __syncthreads();
+  for (uint32_t w = 0; w < warp; ++w) sum += of_warp[w];
+  return sum - own;
 }
 
 __device__ inline bool Finite(float x) { return fabsf(x) <= 3.402823466e38f; }  // false for NaN

@@ -26,8 +26,8 @@ Status CheckExact(std::span<const float> queries, uint32_t n, const RowsView& ro
       std::to_string(n));
 }
 
-// How the kernel comes by its rows: it reads them where they lie; they are copied from there as they
-// are; they are gathered in the image.
+// How the kernel comes by its rows: it reads them where they lie; they are copied from there as
+// they are; they are gathered in the image.
 enum class Path { kInPlace, kCopied, kGathered };
 
 // Rows that lie in host memory would cross the bus once for every tile of queries: with more than
@@ -40,8 +40,8 @@ Path PathOf(const RowsView& rows, bool one_tile) {
   return rows.refs == nullptr ? Path::kCopied : Path::kGathered;
 }
 
-// Packs the one group of a launch: its queries, its rows or their addresses. copied: where rows that
-// are copied will be.
+// Packs the one group of a launch: its queries, its rows or their addresses. copied: where rows
+// that are copied will be.
 const ExactSource* PackExact(std::span<const float> queries, uint32_t n, const RowsView& rows,
                              Path path, const std::byte* copied, HostImage& image) {
   const bool in_place = path == Path::kInPlace;

@@ -5,20 +5,23 @@
 namespace prefixd::gpu::internal {
 namespace {
 
-// Adds to `sum` the products of 16 rows of A with two neighbouring tiles of eight columns of B, over
-// all parts with i + j <= kQueryParts - 1, small products first; the omitted products are below the
-// last part's rounding.
-template <uint32_t kParts>
-__device__ void MmaParts(float (&sum)[2][4], const uint32_t (&a)[kQueryParts][4],
-                         const uint32_t (&b)[kParts][4]) {
+// Adds to `sum` the products of 16 rows of A with kPairs pairs of neighbouring tiles of eight
+// columns of B, over all parts with i + j <= kQueryParts - 1, small products first; the omitted
+// products are below the last part's rounding.
+template <uint32_t kParts, uint32_t kPairs>
+__device__ void MmaParts(float (&sum)[kPairs][2][4], const uint32_t (&a)[kQueryParts][4],
+                         const uint32_t (&b)[kPairs][kParts][4]) {
 #pragma unroll
   for (int order = kQueryParts - 1; order >= 0; --order) {
 #pragma unroll
     for (int j = 0; j < static_cast<int>(kParts); ++j) {
       const int i = order - j;
       if (i < 0) continue;
-      Mma(sum[0], a[i], b[j][0], b[j][1]);
-      Mma(sum[1], a[i], b[j][2], b[j][3]);
+#pragma unroll
+      for (uint32_t pair = 0; pair < kPairs; ++pair) {
+        Mma(sum[pair][0], a[i], b[pair][j][0], b[pair][j][1]);
+        Mma(sum[pair][1], a[i], b[pair][j][2], b[pair][j][3]);
+      }
     }
   }
 }
@@ -54,19 +57,20 @@ struct Worker {
       for (uint32_t part = 0; part < kQueryParts; ++part) {
         LoadMatrices(a[part], q + part * b.at.query_plane);
       }
+      constexpr uint32_t kPairs = kRows >= 32 ? 2 : 1;
 #pragma unroll
-      for (uint32_t t = 0; t < kRows / 16; ++t) {
-        uint32_t key[kParts][4];
+      for (uint32_t t = 0; t < kRows / 16; t += kPairs) {
+        uint32_t key[kPairs][kParts][4];
 #pragma unroll
-        for (uint32_t part = 0; part < kParts; ++part) {
-          LoadMatrices(key[part], k + part * b.at.key_plane + 16 * t * words);
+        for (uint32_t i = 0; i < kPairs * kParts; ++i) {
+          LoadMatrices(key[i / kParts][i % kParts],
+                       k + i % kParts * b.at.key_plane + 16 * (t + i / kParts) * words);
         }
-        float sum[2][4] = {};  // a tensor core's own sum is cut off, not rounded: it stays short
-        MmaParts<kParts>(sum, a, key);
+        float sum[kPairs][2][4] = {};  // a tensor core's own sum is cut off: it stays short
+        MmaParts<kParts, kPairs>(sum, a, key);
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-          score[2 * t][i] += sum[0][i];
-          score[2 * t + 1][i] += sum[1][i];
+        for (uint32_t i = 0; i < 8 * kPairs; ++i) {
+          score[2 * t + i / 4][i % 4] += sum[i / 8][i / 4 % 2][i % 4];
         }
       }
     }
@@ -137,22 +141,25 @@ struct Worker {
     const uint32_t words = b.at.value_words;
     const uint32_t* v =
         b.values(stage) + (first_row() + lane / 8 % 2 * 8 + lane % 8) * words + lane / 16 * 4;
+    // Four tiles of columns at a time: as many sums, none of which waits for another.
 #pragma unroll
-    for (uint32_t c = 0; c < kColumnTiles; c += 2) {
-      float sum[2][4] = {};
+    for (uint32_t c = 0; c < kColumnTiles; c += 4) {
+      float sum[2][2][4] = {};
 #pragma unroll
       for (uint32_t t = 0; t < kRows / 16; ++t) {
-        uint32_t value[kParts][4];
+        uint32_t value[2][kParts][4];
 #pragma unroll
         for (uint32_t part = 0; part < kParts; ++part) {
-          LoadTransposed(value[part], v + part * b.at.value_plane + 16 * t * words + 4 * c);
+          const uint32_t* at = v + part * b.at.value_plane + 16 * t * words + 4 * c;
+          LoadTransposed(value[0][part], at);
+          LoadTransposed(value[1][part], at + 8);
         }
-        MmaParts<kParts>(sum, weight[t], value);
+        MmaParts<kParts, 2>(sum, weight[t], value);
       }
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) {
-        n[c][i] = fmaf(n[c][i], rescale[i / 2], sum[0][i]);
-        n[c + 1][i] = fmaf(n[c + 1][i], rescale[i / 2], sum[1][i]);
+      for (uint32_t i = 0; i < 16; ++i) {
+        float& of = n[c + i / 4][i % 4];
+        of = fmaf(of, rescale[i / 2 % 2], sum[i / 8][i / 4 % 2][i % 4]);
       }
     }
   }
@@ -228,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 1) ExactKernel(const __grid_constant
   using Work = Worker<kParts, kColumns, kQueryWarps, kRows>;
   constexpr uint32_t kTileRows = Work::kShape.rows();
   const uint32_t group = blockIdx.y, split = blockIdx.x % p.n_splits;
-  const ExactSource& source = p.args.sources[group];
+  const ExactSource source = p.args.sources[group];
   const ExactBlock b{p,
                      source,
                      ExactShared(p.shape.row, Work::kShape),
@@ -301,7 +308,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <uint32_t kParts, uint32_t kColumns>
 int LaunchColumns(const ExactParams& params, const ExactPlan& plan, Stream stream) {
-  const uint32_t query_tiles = (params.shape.max_queries + plan.tile_queries - 1) / plan.tile_queries;
+  const uint32_t query_tiles =
+      (params.shape.max_queries + plan.tile_queries - 1) / plan.tile_queries;
   const dim3 grid(query_tiles * params.n_splits, params.shape.n_groups);
   const auto launch = [&](auto* kernel) {
     return Launch(kernel, grid, plan.shared_bytes, plan.shared_limit, params, stream);

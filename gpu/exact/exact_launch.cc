@@ -41,8 +41,8 @@ ExactTile ChooseTile(const ExactShape& shape, size_t shared_limit) {
 }
 
 // Returns into how many parts the rows are split for `blocks` tiles of queries, so that all parts
-// take the fewest rounds of one block on each multiprocessor. A part has at least four tiles of rows
-// and costs something by itself.
+// take the fewest rounds of one block on each multiprocessor. A part has at least four tiles of
+// rows and costs something by itself.
 uint32_t ChooseSplits(uint32_t blocks, uint32_t tiles, int multiprocessors) {
   const auto at_once = static_cast<uint32_t>(std::max(multiprocessors, 1));
   const uint32_t most = std::clamp(tiles / 4, 1u, 2 * at_once);

@@ -11,7 +11,7 @@ namespace prefixd::gpu::internal {
 
 struct ExactBlock {
   const ExactParams& p;
-  const ExactSource& source;
+  const ExactSource source;  // in registers: copies in between would have it read again
   const ExactShared at;
   uint32_t* shared;
   uint32_t group, first_query;
@@ -21,9 +21,7 @@ struct ExactBlock {
     const std::byte* row = static_cast<const std::byte*>(source.rows) + i * source.row_stride;
     return {row, row + size_t{p.shape.row.key_dim} * ElementBytes(p.shape.row.dtype)};
   }
-  __device__ uint32_t* keys(uint32_t stage) const {
-    return shared + at.rows_at + stage * at.stage;
-  }
+  __device__ uint32_t* keys(uint32_t stage) const { return shared + at.rows_at + stage * at.stage; }
   __device__ uint32_t* values(uint32_t stage) const { return keys(stage) + at.value_at; }
 };
 
@@ -76,8 +74,8 @@ __device__ void StageUnit(uint32_t* to, uint32_t plane, const std::byte* part, u
 }
 
 // Stages rows [begin, begin + n) of the group, the rest of the tile as zeros. A thread has one unit
-// of every so many rows. A null or misaligned row would end the whole CUDA context, so it is refused
-// and read as zeros.
+// of every so many rows. A null or misaligned row would end the whole CUDA context, so it is
+// refused and read as zeros.
 template <uint32_t kParts>
 __device__ void StageRows(const ExactBlock& b, uint32_t begin, uint32_t n, uint32_t stage) {
   const RowShape& shape = b.p.shape.row;
@@ -90,20 +88,37 @@ __device__ void StageRows(const ExactBlock& b, uint32_t begin, uint32_t n, uint3
   const uint32_t first = kUnit * (key ? unit : unit - key_units);
   const uint32_t dim = key ? shape.key_dim : shape.value_dim;
   const uint32_t words = key ? b.at.key_words : b.at.value_words;
+  const uint32_t plane = key ? b.at.key_plane : b.at.value_plane;
   uint32_t* to = (key ? b.keys(stage) : b.values(stage)) + first / 2;
-#pragma unroll 4
-  for (uint32_t r = row0; r < b.p.tile.rows(); r += at_once) {
-    const std::byte* part = nullptr;
-    if (r < n) {
-      const DeviceRow row = b.Row(begin + r);
-      part = static_cast<const std::byte*>(key ? row.key : row.value);
-      if (!part || reinterpret_cast<uintptr_t>(part) % element != 0) {
-        Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + r);
+  uint32_t r = row0;
+  if (kParts == 1 && !b.source.row_addresses && first + kUnit <= dim) {
+    // Rows at a stride, as they usually lie: nothing to look up or to check.
+    const size_t stride = b.source.row_stride;
+    const std::byte* from = static_cast<const std::byte*>(b.source.rows) + (begin + r) * stride +
+                            ((key ? 0 : shape.key_dim) + first) * sizeof(uint16_t);
+    if (b.source.rows && reinterpret_cast<uintptr_t>(from) % 16 == 0 && stride % 16 == 0) {
+#pragma unroll 8
+      for (; r < n; r += at_once, from += at_once * stride) CopyAsync16(to + r * words, from);
+    }
+  }
+  constexpr uint32_t kAhead = 4;  // rows whose addresses are looked up at a time
+  for (; r < b.p.tile.rows(); r += kAhead * at_once) {
+    DeviceRow rows[kAhead] = {};
+#pragma unroll
+    for (uint32_t a = 0; a < kAhead; ++a) {
+      if (r + a * at_once < n) rows[a] = b.Row(begin + r + a * at_once);
+    }
+#pragma unroll
+    for (uint32_t a = 0; a < kAhead; ++a) {
+      const uint32_t at = r + a * at_once;
+      if (at >= b.p.tile.rows()) break;
+      const auto* part = static_cast<const std::byte*>(key ? rows[a].key : rows[a].value);
+      if (at < n && (!part || reinterpret_cast<uintptr_t>(part) % element != 0)) {
+        Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + at);
         part = nullptr;
       }
+      StageUnit<kParts>(to + at * words, plane, part, first, dim, shape.dtype);
     }
-    StageUnit<kParts>(to + r * words, key ? b.at.key_plane : b.at.value_plane, part, first, dim,
-                      shape.dtype);
   }
 }
 

@@ -15,8 +15,8 @@ inline constexpr uint32_t kVectorScratch = 4 * kThreads;  // floats of MatrixVec
 // memory; w: [n_in][n_out]; scratch: kVectorScratch floats of shared memory. Block-wide; x must be
 // visible to all threads.
 //
-// A thread takes four neighbouring outputs and a share of the inputs: all of the block's loads are on
-// their way at once, because the time of one is all that there is to wait for.
+// A thread takes four neighbouring outputs and a share of the inputs: all of the block's loads are
+// on their way at once, because the time of one is all that there is to wait for.
 template <typename Finish>
 __device__ inline void MatrixVector(const float* x, uint32_t n_in, const float* w, uint32_t n_out,
                                     float* scratch, Finish finish) {
@@ -57,7 +57,8 @@ __device__ inline void MatrixVector(const float* x, uint32_t n_in, const float* 
 }
 
 // Computes out[f] = log phi(x)[f]. All arrays are in shared memory: x [in_dim], out [d_phi], embed
-// and hidden [d_emb] scratch, vector kVectorScratch floats. Block-wide; x must be visible to all threads. On return so is `out`.
+// and hidden [d_emb] scratch, vector kVectorScratch floats. Block-wide; x must be visible to all
+// threads. On return so is `out`.
 __device__ inline void LogPhiOfQuery(const DeviceQueryMap& map, const float* x, float* embed,
                                      float* hidden, float* vector, float* out) {
   const float alpha = map.alpha;

@@ -39,9 +39,9 @@ __device__ inline void SplitTile(const float* x, size_t ldx, const Activations& 
 }
 
 // Calls finish(r, o, y[o], y[o + 1]) for rows r of the tile and pairs of outputs (o, o + 1), o
-// even, with y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes sixteen outputs
-// of all 16 rows at a time; its weights come from global memory, 16 bytes a lane, and the three
-// products of a split number are summed apart, so that none waits for another.
+// even, with y = W x + b, and zeros beyond n_out up to a multiple of 16. A warp takes sixteen
+// outputs of all 16 rows at a time; its weights come from global memory, 16 bytes a lane, and the
+// three products of a split number are summed apart, so that none waits for another.
 template <typename Finish>
 __device__ inline void LinearTile(const Activations& x, const uint32_t* w, const float* b,
                                   uint32_t n_out, Finish finish) {

@@ -58,41 +58,45 @@ struct MeanScore {
 };
 __device__ inline MeanScore RemoveRetrieved(const HeadView& h, const Sums& sums) {
   const uint32_t c = threadIdx.x;
-  const double mean_key = c < h.layout.key_dim ? h.summary.mean_key[c] : 0.0;
-  MeanScore mean;
-  mean.shift = BlockSum(h.scaled_q * sums.key1);
-  mean.of_remainder = BlockSum(h.scaled_q * mean_key) - mean.shift / h.count;
-  return mean;
+  double of[2] = {h.scaled_q * sums.key1,
+                  c < h.layout.key_dim ? h.scaled_q * h.summary.mean_key[c] : 0.0};
+  BlockSums(of);
+  return {of[0], of[1] - of[0] / h.count};
 }
 
-// Returns the variance of the remaining scores.
-__device__ inline double RemainingVariance(const HeadView& h, const Sums& sums,
-                                           const MeanScore& mean) {
+// The same, and the variance of the remaining scores, in one round of sums.
+struct RemainingScores {
+  MeanScore mean;
+  double variance;
+};
+__device__ inline RemainingScores RemoveScores(const HeadView& h, const Sums& sums) {
   const DeviceSummary& s = h.summary;
   const uint32_t c = threadIdx.x;
+  double of[3] = {h.scaled_q * sums.key1, 0, 0};
+  if (c < h.layout.key_dim) {
+    of[1] = h.scaled_q * s.mean_key[c];
+    // Chan's formula runs backwards, per key channel.
+    const double m2 = s.key_m2[c] - sums.key2 - sums.key1 * sums.key1 / h.count;
+    if (h.count > 1 && m2 > kNegligibleSpread * s.key_m2[c]) of[2] = h.scaled_q * h.scaled_q * m2;
+  }
+  BlockSums(of);
+  RemainingScores out{{of[0], of[1] - of[0] / h.count}, of[2] / h.count};
   if (s.covariance) {
     // The variance is known over all of M; the retrieved rows leave it by their scores alone.
-    const double whole = h.state[1];
-    const double left = whole - mean.shift * mean.shift / h.count - sums.b2;
-    return h.count > 1 && left > kNegligibleSpread * whole ? left / h.count : 0.0;
+    const double whole = h.state[1], shift = of[0];
+    const double left = whole - shift * shift / h.count - sums.b2;
+    out.variance = h.count > 1 && left > kNegligibleSpread * whole ? left / h.count : 0.0;
   }
-  // Chan's formula runs backwards, per key channel.
-  double m2 = 0;
-  if (c < h.layout.key_dim) {
-    m2 = s.key_m2[c] - sums.key2 - sums.key1 * sums.key1 / h.count;
-    if (!(h.count > 1 && m2 > kNegligibleSpread * s.key_m2[c])) m2 = 0;
-  }
-  return BlockSum(h.scaled_q * h.scaled_q * m2) / h.count;
+  return out;
 }
 
 __device__ inline Remainder MomentRemainder(const HeadView& h, const Sums& sums) {
   const DeviceSummary& s = h.summary;
   const uint32_t c = threadIdx.x;
-  const MeanScore mean = RemoveRetrieved(h, sums);
-  const double variance = RemainingVariance(h, sums, mean);
+  const auto [mean, variance] = RemoveScores(h, sums);
   Remainder out;
-  out.mass = Once([&] {
-    return TiltedMoment(s.moment_form, h.count, s.mid_count, mean.of_remainder, variance, h.cut);
+  out.mass = Once([&, of = mean.of_remainder, spread = variance] {
+    return TiltedMoment(s.moment_form, h.count, s.mid_count, of, spread, h.cut);
   });
   if (c < h.layout.value_dim) {
     double value = s.mean_value[c] - sums.value1 / h.count;

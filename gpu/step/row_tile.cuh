@@ -1,9 +1,9 @@
 // Copies rows from wherever they lie into shared memory, a tile ahead of the computation. Internal
 // to gpu/.
 //
-// A tile's addresses are loaded two tiles ahead and checked one tile ahead; its bytes are then copied
-// as they are, 16 bytes a thread and neighbouring threads in one row, during the computation on the
-// tile before; each thread decodes to float32, and checks, what it has copied itself.
+// A tile's addresses are loaded two tiles ahead and checked one tile ahead; its bytes are then
+// copied as they are, 16 bytes a thread and neighbouring threads in one row, during the computation
+// on the tile before; each thread decodes to float32, and checks, what it has copied itself.
 #pragma once
 
 #include "gpu/device/async_copy.cuh"
@@ -25,8 +25,8 @@ struct RowTiles {
     return r < n ? RowAddress(p, rows.first + begin + r) : DeviceRow{};
   }
 
-  // Checks the address that was looked up. A null or misaligned row would end the whole CUDA context,
-  // so it is refused and read as zeros.
+  // Checks the address that was looked up. A null or misaligned row would end the whole CUDA
+  // context, so it is refused and read as zeros.
   __device__ void Check(DeviceRow row, uint32_t begin, uint32_t n) const {
     const uint32_t r = threadIdx.x;
     if (r >= n) return;
@@ -63,8 +63,8 @@ struct RowTiles {
     if (share.row >= share.at_once) return;
     const bool key = share.offset < at.value_at;
     const uint32_t dim = key ? shape.key_dim : shape.value_dim;
-    const uint32_t first = (key ? share.offset : share.offset - at.value_at) /
-                           ElementBytes(shape.dtype);
+    const uint32_t first =
+        (key ? share.offset : share.offset - at.value_at) / ElementBytes(shape.dtype);
     float* const to = (key ? k : v) + first;
     for (uint32_t r = share.row; r < kTile; r += share.at_once) {
       float x[8] = {};
@@ -82,8 +82,9 @@ struct RowTiles {
       if (!kept || r >= n) continue;
       const uint32_t width = shape.key_dim + shape.value_dim;
       float* out = kept + size_t{r} * width + (key ? 0 : shape.key_dim) + first;
-      for (uint32_t e = 0; e < (shape.dtype == DType::kF32 ? 4 : 8); ++e) {
-        if (first + e < dim) out[e] = x[e];
+#pragma unroll
+      for (uint32_t e = 0; e < 8; ++e) {
+        if (first + e < dim && (e < 4 || shape.dtype != DType::kF32)) out[e] = x[e];
       }
     }
   }

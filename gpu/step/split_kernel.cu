@@ -292,8 +292,8 @@ __global__ void __launch_bounds__(kThreads, 2) SplitKernel(const __grid_constant
       for (uint32_t h = 0; h < kHeads; ++h) {
         const uint32_t head = head0 + h;
         if (head >= G) break;
-        sum_n[h] = WeightedSum(b.weight() + head * kTile, v, 0,
-                               sum_n[h] * b.shared[b.at.rescale + head]);
+        sum_n[h] =
+            WeightedSum(b.weight() + head * kTile, v, 0, sum_n[h] * b.shared[b.at.rescale + head]);
         if (estimated) sum_b1[h] = WeightedSum(b.second() + head * kTile, v, centre, sum_b1[h]);
       }
     }

@@ -16,7 +16,8 @@ using internal::CudaStatus;
 using internal::kTile;
 
 // Returns enough splits to fill every multiprocessor with two blocks, as many as run there at once,
-// but never so many that a split has less than two tiles: a partial state costs as much as some rows.
+// but never so many that a split has less than two tiles: a partial state costs as much as some
+// rows.
 uint32_t ChooseSplits(const StepShape& shape, int multiprocessors) {
   const uint32_t tiles = (shape.max_rows + kTile - 1) / kTile;
   const uint32_t wanted = 2 * static_cast<uint32_t>(std::max(multiprocessors, 1));

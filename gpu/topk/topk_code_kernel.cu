@@ -125,6 +125,8 @@ __device__ uint32_t FieldsAt(const void* codes, uint32_t groups, uint32_t place,
   return static_cast<const uint32_t*>(codes)[block * kCodeBlockKeys + place % kCodeBlockKeys];
 }
 
+constexpr uint32_t kLoads = 8;  // groups of fields that a thread has on their way
+
 // Grid: x = chunk, y = group. One thread per key: the 32 keys of a code block are a warp, whose
 // loads of a group of fields are 128 neighbouring bytes.
 __global__ void __launch_bounds__(kThreads) CodeScoreKernel(const __grid_constant__ TopKParams p) {
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(kThreads) CodeScoreKernel(const __grid_constan
         *reinterpret_cast<const CodeNumbers*>(Workspace(p) + layout.code_at(group, threadIdx.x));
   }
   __syncthreads();
-  const DeviceBlockCodes& codes = p.args.sources[group].codes;
+  const DeviceBlockCodes codes = p.args.sources[group].codes;
   const uint32_t blocks = (codes.stored + kCodeBlockKeys - 1) / kCodeBlockKeys;
   const uint32_t first_block = blockIdx.x * kChunkBlocks;
   const uint32_t end_block = min(first_block + kChunkBlocks, blocks);
@@ -174,12 +176,20 @@ __global__ void __launch_bounds__(kThreads) CodeScoreKernel(const __grid_constan
     int sum[kMaxGroup];
 #pragma unroll
     for (uint32_t h = 0; h < kMaxGroup; ++h) sum[h] = h < G ? bias[h * kChunkBlocks + block] : 0;
-    for (uint32_t f = 0; f < groups; ++f) {
-      const uint32_t fields = FieldsAt(codes.blocks, groups, place, f);
+    for (uint32_t f0 = 0; f0 < groups; f0 += kLoads) {
+      uint32_t fields[kLoads];
+#pragma unroll
+      for (uint32_t i = 0; i < kLoads; ++i) {
+        fields[i] = FieldsAt(codes.blocks, groups, place, min(f0 + i, groups - 1));
+      }
 #pragma unroll
       for (uint32_t h = 0; h < kMaxGroup; ++h) {
         if (h >= G) break;
-        sum[h] = AddFields(fields, &weight[h * words + 4 * f], sum[h]);
+#pragma unroll
+        for (uint32_t i = 0; i < kLoads; ++i) {
+          if (f0 + i >= groups) break;
+          sum[h] = AddFields(fields[i], &weight[h * words + 4 * (f0 + i)], sum[h]);
+        }
       }
     }
 #pragma unroll

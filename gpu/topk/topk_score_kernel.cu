@@ -28,15 +28,18 @@ struct LaneShare {
   __device__ uint32_t At(uint32_t e) const { return (within + e / kRun * lanes) * kRun + e % kRun; }
 };
 
-// Reads eight elements of a key as float32, zeros beyond its end.
+// Reads eight elements of a key as float32, zeros beyond its end. whole: the key consists of
+// aligned runs; a lane without a run of its own then reads the first one (its share of the queries
+// is zeros), so that nothing stands between the loads of several keys.
 template <uint32_t kRun>
 __device__ void ReadShare(const LaneShare<kRun>& share, const std::byte* key, DType dtype,
-                          bool wide, float (&x)[kShare]) {
+                          bool whole, float (&x)[kShare]) {
 #pragma unroll
   for (uint32_t run = 0; run < kShare; run += kRun) {
     const uint32_t at = share.At(run);
-    if (wide && at + kRun <= share.dim) {
-      const uint4 four = *reinterpret_cast<const uint4*>(key + at * (kRunBytes / kRun));
+    if (whole) {
+      const uint4 four =
+          *reinterpret_cast<const uint4*>(key + (at < share.dim ? at : 0) * (kRunBytes / kRun));
       const uint32_t word[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
@@ -63,27 +66,22 @@ using QueryShare = float[kHeadsAtOnce][kShare];
 // Computes the scores, before scaling, of keys [first, first + kThreads) that are below `end`, into
 // score [kHeadsAtOnce][kThreads] in shared memory. A warp takes 32 keys in a row, several at a
 // time, so that their loads are in flight together. Sums are float32.
-template <uint32_t kRun>
-__device__ void ScoreBatch(const TopKParams& p, const LaneShare<kRun>& share,
-                           const QueryShare& query, uint32_t first, uint32_t end, float* score) {
+template <uint32_t kRun, bool kWhole>
+__device__ void ScoreBatch(const TopKParams& p, const TopKSource& source,
+                           const LaneShare<kRun>& share, const QueryShare& query, uint32_t first,
+                           uint32_t end, float* score) {
   constexpr uint32_t kSums = kPrefetch * kHeadsAtOnce;
   static_assert(kSums == 16);
-  const TopKSource& source = p.args.sources[blockIdx.y];
-  const bool wide = reinterpret_cast<uintptr_t>(source.keys) % kRunBytes == 0 &&
-                    source.key_stride % kRunBytes == 0;
   const uint32_t at_once = kWarp / share.lanes, lane = threadIdx.x % kWarp;
   const uint32_t warp_slot = threadIdx.x / kWarp * kWarp + lane / share.lanes;
   for (uint32_t j = 0; j < kWarp; j += kPrefetch * at_once) {
     float x[kPrefetch][kShare];
 #pragma unroll
     for (uint32_t a = 0; a < kPrefetch; ++a) {
-      const uint32_t key = first + warp_slot + j + a * at_once;
-      if (j + a * at_once < kWarp && key < end) {
-        ReadShare(share, static_cast<const std::byte*>(source.keys) + key * source.key_stride,
-                  p.shape.dtype, wide, x[a]);
-      } else {
-        for (float& e : x[a]) e = 0;
-      }
+      // The last key again where there are no more: its score is not used.
+      const uint32_t key = min(first + warp_slot + j + a * at_once, end - 1);
+      ReadShare(share, static_cast<const std::byte*>(source.keys) + key * source.key_stride,
+                p.shape.dtype, kWhole, x[a]);
     }
     float sum[kSums];
 #pragma unroll
@@ -117,7 +115,8 @@ __device__ void ScoreBatch(const TopKParams& p, const LaneShare<kRun>& share,
     for (uint32_t i = 0; i < kSums; ++i) {
       const uint32_t a = (mine + i) / kHeadsAtOnce, h = (mine + i) % kHeadsAtOnce;
       const bool own = i == 0 || i * share.lanes < kSums;
-      if (own && j + a * at_once < kWarp) score[h * kThreads + warp_slot + j + a * at_once] = sum[i];
+      if (own && j + a * at_once < kWarp)
+        score[h * kThreads + warp_slot + j + a * at_once] = sum[i];
     }
   }
 }
@@ -125,7 +124,8 @@ __device__ void ScoreBatch(const TopKParams& p, const LaneShare<kRun>& share,
 // Grid: x = chunk, y = group. Heads are taken kHeadsAtOnce at a time; the keys of a chunk then come
 // from the cache again.
 template <uint32_t kRun>
-__global__ void __launch_bounds__(kThreads, 2) KeyScoreKernel(const __grid_constant__ TopKParams p) {
+__global__ void __launch_bounds__(kThreads, 2)
+    KeyScoreKernel(const __grid_constant__ TopKParams p) {
   __shared__ float score[kHeadsAtOnce * kThreads];
   const uint32_t group = blockIdx.y, G = p.shape.group, dim = p.shape.key_dim;
   const TopKLayout layout(p.shape);
@@ -133,7 +133,10 @@ __global__ void __launch_bounds__(kThreads, 2) KeyScoreKernel(const __grid_const
   if (blockIdx.x == 0 && threadIdx.x == 0) ReportGroup(p, group, of);
   const auto [begin, end] = ChunkOf(of);
   if (begin >= end) return;  // the same for all threads of the block
+  const TopKSource source = p.args.sources[group];
   const LaneShare<kRun> share(dim);
+  const bool whole = dim % kRun == 0 && reinterpret_cast<uintptr_t>(source.keys) % kRunBytes == 0 &&
+                     source.key_stride % kRunBytes == 0;
   for (uint32_t head0 = 0; head0 < G; head0 += kHeadsAtOnce) {
     QueryShare query;
 #pragma unroll
@@ -149,7 +152,11 @@ __global__ void __launch_bounds__(kThreads, 2) KeyScoreKernel(const __grid_const
     LogSum part[kHeadsAtOnce];
     for (uint32_t first = begin; first < end; first += kThreads) {
       __syncthreads();
-      ScoreBatch(p, share, query, first, end, score);
+      if (whole) {
+        ScoreBatch<kRun, true>(p, source, share, query, first, end, score);
+      } else {
+        ScoreBatch<kRun, false>(p, source, share, query, first, end, score);
+      }
       __syncthreads();
       const uint32_t i = first + threadIdx.x;
 #pragma unroll

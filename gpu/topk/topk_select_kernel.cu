@@ -25,19 +25,24 @@ struct ScoreReader {
   }
 };
 
-// Returns L of one head over the group's chunks to all threads; 0 where no score is finite.
-__device__ float LogSumOf(const TopKParams& p, const TopKLayout& layout, uint32_t group,
-                          uint32_t head, const TopKGroup& of) {
-  LogSum part;
-  for (uint32_t c = of.first / kChunk + threadIdx.x; c * kChunk < of.end; c += kThreads) {
-    const uint32_t* at = Workspace(p) + layout.part_at(group, c, head);
-    part.Merge(__uint_as_float(at[0]), __uint_as_float(at[1]));
+// Computes L of each head over the group's chunks into log_sum [kMaxGroup] in shared memory, one
+// warp to a head; 0 where no score is finite. On return all threads see them.
+__device__ void LogSums(const TopKParams& p, const TopKLayout& layout, uint32_t group,
+                        const TopKGroup& of, float* log_sum) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t g = threadIdx.x / kWarp; g < p.shape.group; g += kWarps) {
+    LogSum part;
+#pragma unroll 4
+    for (uint32_t c = of.first / kChunk + lane; c * kChunk < of.end; c += kWarp) {
+      const uint32_t* at = Workspace(p) + layout.part_at(group, c, g);
+      part.Merge(__uint_as_float(at[0]), __uint_as_float(at[1]));
+    }
+    const float max = WarpMax(part.max);
+    const double sum =
+        WarpSum(part.max == -INFINITY ? 0.0 : double{part.sum} * exp(double{part.max} - max));
+    if (lane == 0) log_sum[g] = max == -INFINITY ? 0.0f : static_cast<float>(max + log(sum));
   }
-  const float max = BlockMax(part.max);
-  if (max == -INFINITY) return 0;
-  const double sum =
-      BlockSum(part.max == -INFINITY ? 0.0 : double{part.sum} * exp(double{part.max} - max));
-  return static_cast<float>(max + log(sum));
+  __syncthreads();
 }
 
 // A DigitCounter adds the digits of this thread's calls to a histogram in shared memory.
@@ -70,10 +75,7 @@ __global__ void __launch_bounds__(kThreads) RankKernel(const __grid_constant__ T
   const TopKGroup of = GroupOf(p, group);
   const auto [begin, end] = ChunkOf(of);
   if (begin >= end) return;  // the same for all threads of the block, here and below
-  for (uint32_t g = 0; g < G; ++g) {
-    const float l = LogSumOf(p, layout, group, g, of);
-    if (threadIdx.x == 0) log_sum[g] = l;
-  }
+  LogSums(p, layout, group, of, log_sum);
   const DigitCounter counter{bins, 0};
   counter.Clear();
   uint32_t* rank = Workspace(p) + layout.rank_at(group);
@@ -99,17 +101,28 @@ struct Kth {
 // Finds the next digit of `kth`, by all threads: the bin that holds the wanted-th largest.
 __device__ Kth NextDigit(const uint32_t* histogram, uint32_t digit, Kth kth) {
   __shared__ uint32_t found_bits, found_wanted;
+  constexpr uint32_t kMost = kBins / kThreads;
   const uint32_t bins = DigitBins(digit), each = bins / kThreads;
   // Thread t has the t-th run of bins from the top.
   const uint32_t top = bins - threadIdx.x * each;
-  uint32_t own = 0;
-  for (uint32_t b = top - each; b < top; ++b) own += histogram[b];
+  uint32_t bin[kMost], own = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) {
+    bin[i] = i < each ? histogram[top - 1 - i] : 0;
+    own += bin[i];
+  }
   uint32_t above = SumBefore(own);
   if (above < kth.wanted && kth.wanted <= above + own) {  // one thread
-    uint32_t b = top - 1;
-    while (above + histogram[b] < kth.wanted) above += histogram[b--];
-    found_bits = kth.bits | b << DigitShift(digit);
-    found_wanted = kth.wanted - above;
+    bool found = false;
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) {
+      if (!found && above + bin[i] >= kth.wanted) {
+        found = true;
+        found_bits = kth.bits | (top - 1 - i) << DigitShift(digit);
+        found_wanted = kth.wanted - above;
+      }
+      above += bin[i];
+    }
   }
   __syncthreads();
   return {found_bits, found_wanted};
@@ -244,13 +257,13 @@ __device__ void WriteCuts(const TopKParams& p, const TopKLayout& layout, uint32_
     }
     theta = FromOrderedBits(left_out);
   }
+  __shared__ float log_sum[kMaxGroup];
   const bool everything = of.k == of.size();
-  for (uint32_t g = 0; g < G; ++g) {
-    const float log_sum = everything ? 0.0f : LogSumOf(p, layout, group, g, of);
-    if (threadIdx.x != 0) continue;
-    const CutKind kind = p.shape.codes && !everything ? CutKind::kApproximate : CutKind::kExact;
-    p.args.cuts[size_t{group} * G + g] = {everything ? -INFINITY : CutAbove(log_sum, theta), kind};
-  }
+  if (!everything) LogSums(p, layout, group, of, log_sum);
+  const uint32_t g = threadIdx.x;
+  if (g >= G) return;
+  const CutKind kind = p.shape.codes && !everything ? CutKind::kApproximate : CutKind::kExact;
+  p.args.cuts[size_t{group} * G + g] = {everything ? -INFINITY : CutAbove(log_sum[g], theta), kind};
 }
 
 // Writes the ids. Grid: x = chunk, y = group; the first chunk also writes the count and the cuts.

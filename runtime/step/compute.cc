@@ -16,17 +16,15 @@ class CpuCompute : public Compute {
               const std::shared_ptr<const void>&) override {
     return GroupStep(in, out);
   }
-  bool takes_scores() const override { return true; }
-  bool wants_rows_together() const override { return true; }
   Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
                      const RowsView& rows, std::span<float> y, std::span<float> lse) override {
     return ExactAttention(queries, n_queries, layer, rows, y, lse);
   }
 };
 
-Result<std::unique_ptr<Compute>> OpenCuda() {
+Result<std::unique_ptr<Compute>> OpenCuda([[maybe_unused]] bool steps) {
 #if defined(PREFIXD_HAVE_CUDA)
-  return OpenCudaCompute();
+  return OpenCudaCompute(steps);
 #else
   return Error{Code::kUnavailable, "this build of prefixd has no CUDA step"};
 #endif
@@ -39,7 +37,7 @@ Result<std::unique_ptr<Compute>> Compute::Open(std::string_view wanted) {
     return InvalidArgument("compute must be auto, cpu or cuda, not '" + std::string(wanted) + "'");
   }
   if (wanted != "cpu") {
-    auto cuda = OpenCuda();
+    auto cuda = OpenCuda(wanted == "cuda");
     if (cuda.ok()) return cuda;
     if (wanted == "cuda") {
       return Error{Code::kUnavailable, "compute = cuda was asked for: " + cuda.error().message +

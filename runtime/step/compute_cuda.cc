@@ -48,18 +48,21 @@ bool FitsDevice(uint32_t n_queries, const RowsView& rows) {
 
 class CudaCompute : public Compute {
  public:
-  explicit CudaCompute(gpu::HostStep first)
-      : name_("cuda: " + first.device().name), resident_(first.device().memory_bytes / 4) {
+  CudaCompute(gpu::HostStep first, bool steps)
+      : name_((steps ? "cuda: " : "cpu, questions on cuda: ") + first.device().name),
+        steps_(steps),
+        resident_(first.device().memory_bytes / 4) {
     free_.push_back(std::move(first));
   }
 
   std::string name() const override { return name_; }
+  bool steps_on_device() const override { return steps_; }
 
   // Falls back to the CPU for shapes that the device has no room for, for invalid inputs (the CPU's
   // error is returned), and when the device fails.
   Status Step(const GroupStepInput& in, const GroupStepOutput& out,
               const std::shared_ptr<const void>& owner) override {
-    const bool done = FitsDevice(in, out) && OnDevice([&](gpu::HostStep& step) {
+    const bool done = steps_ && FitsDevice(in, out) && OnDevice([&](gpu::HostStep& step) {
                         return step.Run({&in, 1}, {&out, 1}, &resident_, owner);
                       });
     return done ? Status() : GroupStep(in, out);
@@ -114,6 +117,7 @@ class CudaCompute : public Compute {
   }
 
   const std::string name_;
+  const bool steps_;
   gpu::ResidentSummaries resident_;
   std::atomic<bool> failed_{false}, noted_{false};
   std::mutex mutex_;
@@ -122,9 +126,9 @@ class CudaCompute : public Compute {
 
 }  // namespace
 
-Result<std::unique_ptr<Compute>> OpenCudaCompute() {
+Result<std::unique_ptr<Compute>> OpenCudaCompute(bool steps) {
   PREFIXD_ASSIGN(gpu::HostStep step, gpu::HostStep::Create());
-  return std::unique_ptr<Compute>(std::make_unique<CudaCompute>(std::move(step)));
+  return std::unique_ptr<Compute>(std::make_unique<CudaCompute>(std::move(step), steps));
 }
 
 }  // namespace prefixd

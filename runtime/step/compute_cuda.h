@@ -8,7 +8,8 @@
 
 namespace prefixd {
 
-// kUnavailable, with the reason, when no device answers.
-Result<std::unique_ptr<Compute>> OpenCudaCompute();
+// steps: whether steps run on the device too, beside questions. kUnavailable, with the reason, when
+// no device answers.
+Result<std::unique_ptr<Compute>> OpenCudaCompute(bool steps);
 
 }  // namespace prefixd

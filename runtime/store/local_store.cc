@@ -299,7 +299,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   PREFIXD_ASSIGN(auto compute, Compute::Open(options.compute));
   PREFIXD_ASSIGN(auto storage, open(at));
   if (resolved.phi_features == "auto") {
-    resolved.phi_features = compute->name() == "cpu" ? "log8" : "none";
+    resolved.phi_features = compute->steps_on_device() ? "none" : "log8";
   }
   auto core = std::make_shared<Core>(resolved, memory, std::move(storage), std::move(compute));
   core->pinning = std::move(pinning);

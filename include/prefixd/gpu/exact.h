@@ -4,10 +4,10 @@
 // that it merges like one.
 //
 // Queries of all tokens and heads that share a KV head are rows of one matrix, so that each row of
-// the prefix is read once for up to 128 of them. Products run on tensor cores: numbers are split into bf16
-// parts (three of a float32, two of an fp16, one of a bf16), the parts' products are summed in
-// float32 beside the tensor cores' own truncating sum, and the dropped rest is below 2^-24; so the
-// error bound is that of the CPU's path,
+// the prefix is read once for up to 128 of them. Products run on tensor cores: numbers are split
+// into bf16 parts (three of a float32, two of an fp16, one of a bf16), the parts' products are
+// summed in float32 beside the tensor cores' own truncating sum, and the dropped rest is below
+// 2^-24; so the error bound is that of the CPU's path,
 //     |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|.
 //
 // The caller lays out device memory; a launch allocates nothing and waits for nothing, and may be

@@ -17,12 +17,15 @@ TEST_F(ComputeDeviceTest, AnswersWhatTheCpuAnswers) {
   AddMaps(2048, seed);
   const auto prompt = MakePrompt(spec_.geometry, 3000, seed);
   std::vector<std::vector<Output>> by(2);
-  for (const char* compute : {"cuda", "cpu"}) {
+  for (const char* compute : {"cuda", "auto", "cpu"}) {
     options_.compute = compute;
     Open();
     ASSERT_NE(PutReady(prompt), "");
     const bool cuda = compute == std::string("cuda");
-    EXPECT_EQ(store_->Stats().value().compute, cuda ? "cuda: " + device->name : "cpu");
+    const std::string name = compute == std::string("cpu") ? "cpu"
+                             : cuda                        ? "cuda: " + device->name
+                                    : "cpu, questions on cuda: " + device->name;
+    EXPECT_EQ(store_->Stats().value().compute, name);
     for (const EstimatorKind estimator :
          {EstimatorKind::kNone, EstimatorKind::kMoment, EstimatorKind::kPhi}) {
       StepPolicy policy;
@@ -36,10 +39,11 @@ TEST_F(ComputeDeviceTest, AnswersWhatTheCpuAnswers) {
     }
     const auto session = Attach(prompt, {});
     ASSERT_TRUE(session);
-    ExpectSuffix(*session, prompt, 1, 900, 5);   // on the CPU
+    ExpectSuffix(*session, prompt, 1, 900, 5);  // on the CPU
     ExpectSuffix(*session, prompt, 1, 900, 300, 3);
   }
-  for (size_t i = 0; i < by[0].size(); ++i) {
+  ASSERT_EQ(by[0].size(), 2 * by[1].size());  // auto's and the CPU's
+  for (size_t i = 0; i < by[1].size(); ++i) {
     for (size_t e = 0; e < by[0][i].y.size(); ++e) {
       EXPECT_NEAR(by[0][i].y[e], by[1][i].y[e], 2e-3) << "step " << i << ", element " << e;
     }
