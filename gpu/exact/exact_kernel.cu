@@ -5,6 +5,12 @@
 namespace prefixd::gpu::internal {
 namespace {
 
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr double kLn2 = 0.69314718055994530942;
+// Less than any score whose power of two is not 0 beside that of the largest float, and finite, so
+// that differences of two are numbers.
+constexpr float kNoScore = -3.402823466e38f;
+
 // Adds to `sum` the products of 16 rows of A with kPairs pairs of neighbouring tiles of eight
 // columns of B, over all parts with i + j <= kQueryParts - 1, small products first; the omitted
 // products are below the last part's rounding.
@@ -36,10 +42,10 @@ struct Worker {
   const ExactBlock& b;
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const uint32_t query_warp = warp % kQueryWarps, row_warp = warp / kQueryWarps;
-  float m[2] = {-INFINITY, -INFINITY};
+  float m[2] = {kNoScore, kNoScore};
   float z[2] = {};  // over this thread's rows alone
   float n[kColumnTiles][4] = {};
-  bool bad = false;  // a score is not finite
+  float lowest = 0;  // of all scores: -inf where one is; NaN and inf show in the sums
 
   __device__ uint32_t first_row() const { return row_warp * kRows; }
   // Returns the thread's query, of the tile.
@@ -76,46 +82,48 @@ struct Worker {
     }
   }
 
-  // Turns scores into exp(s - m) with the running maximum; rows from `valid` on have none. rescale:
-  // what the sums so far are worth.
+  // Turns scores into exp(s - m) with the running maximum; rows from `valid` on have none. Scores
+  // are in units of log 2 from here on: powers of two are the device's own. rescale: what the sums
+  // so far are worth.
   __device__ void Softmax(uint32_t valid, float (&score)[kRows / 8][4], float (&rescale)[2]) {
     const LayerGeometry& layer = b.p.shape.layer;
-#pragma unroll
-    for (uint32_t i = 0; i < kRows / 2; ++i) score[i / 4][i % 4] *= layer.scale;
     if (layer.softcap > 0) {
 #pragma unroll
       for (uint32_t i = 0; i < kRows / 2; ++i) {
         float& s = score[i / 4][i % 4];
-        s = layer.softcap * tanhf(s / layer.softcap);
+        s = kLog2E * layer.softcap * tanhf(layer.scale * s / layer.softcap);
+      }
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kRows / 2; ++i) score[i / 4][i % 4] *= layer.scale * kLog2E;
+    }
+    if (first_row() + kRows > valid) {  // the last tile; the same for the warp
+#pragma unroll
+      for (uint32_t i = 0; i < kRows / 2; ++i) {
+        const uint32_t row = first_row() + i / 4 * 8 + 2 * (lane % 4) + i % 2;
+        // No row, and no -inf that would be a fault: below all scores, and 0 as a weight.
+        if (row >= valid) score[i / 4][i % 4] = kNoScore;
       }
     }
     float max[2] = {m[0], m[1]};
 #pragma unroll
-    for (uint32_t t = 0; t < kRows / 8; ++t) {
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) {
-        const float s = score[t][i];
-        const bool there = first_row() + 8 * t + 2 * (lane % 4) + i % 2 < valid;
-        bad |= there && !Finite(s);
-        score[t][i] = there ? s : -INFINITY;
-        max[i / 2] = fmaxf(max[i / 2], score[t][i]);
-      }
+    for (uint32_t i = 0; i < kRows / 2; ++i) {
+      max[i / 2 % 2] = fmaxf(max[i / 2 % 2], score[i / 4][i % 4]);
+      lowest = fminf(lowest, score[i / 4][i % 4]);
     }
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
       max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 1));
       max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 2));
-      rescale[h] = m[h] == -INFINITY ? 0.0f : expf(m[h] - max[h]);
+      rescale[h] = exp2f(m[h] - max[h]);
       m[h] = max[h];
       z[h] *= rescale[h];
     }
 #pragma unroll
-    for (uint32_t t = 0; t < kRows / 8; ++t) {
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) {
-        score[t][i] = score[t][i] == -INFINITY ? 0.0f : expf(score[t][i] - max[i / 2]);
-        z[i / 2] += score[t][i];
-      }
+    for (uint32_t i = 0; i < kRows / 2; ++i) {
+      float& s = score[i / 4][i % 4];
+      s = exp2f(s - max[i / 2 % 2]);
+      z[i / 2 % 2] += s;
     }
   }
 
@@ -164,15 +172,20 @@ struct Worker {
     }
   }
 
+  // Returns whether a score of this thread is not finite.
+  __device__ bool BadScore() const {
+    return !(lowest >= kNoScore) || !Finite(m[0]) || !Finite(m[1]) || !Finite(z[0]) ||
+           !Finite(z[1]);
+  }
   // Returns whether a score or a sum of this thread went wrong.
   __device__ bool WentWrong() const {
-    bool wrong = bad;
+    bool wrong = BadScore();
 #pragma unroll
     for (uint32_t c = 0; c < kColumnTiles; ++c) {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) wrong |= !Finite(n[c][i]);
     }
-    return wrong || !Finite(z[0]) || !Finite(z[1]);
+    return wrong;
   }
 
   // Merges the states of the warps that share queries and stores the block's.
@@ -194,9 +207,9 @@ struct Worker {
     float factor[2];
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
-      float max = -INFINITY;
+      float max = kNoScore;
       for (uint32_t w = 0; w < kRowWarps; ++w) max = fmaxf(max, state[w * kQueries + query(h)]);
-      factor[h] = m[h] == -INFINITY ? 0.0f : expf(m[h] - max);
+      factor[h] = exp2f(m[h] - max);
     }
     for (uint32_t w = 0; w < kRowWarps; ++w) {
       if (w == row_warp) {
@@ -215,11 +228,10 @@ struct Worker {
     for (uint32_t i = warp; i < kQueries && b.first_query + i < b.source.n_queries; i += kWarps) {
       float* out = parts + layout.part_at(b.group, b.first_query + i, split);
       if (lane == 0) {
-        float max = -INFINITY, mass = 0;
+        float max = kNoScore, mass = 0;
         for (uint32_t w = 0; w < kRowWarps; ++w) max = fmaxf(max, state[w * kQueries + i]);
         for (uint32_t w = 0; w < kRowWarps; ++w) {
-          const float own = state[w * kQueries + i];
-          if (own != -INFINITY) mass = fmaf(masses[w * kQueries + i], expf(own - max), mass);
+          mass = fmaf(masses[w * kQueries + i], exp2f(state[w * kQueries + i] - max), mass);
         }
         out[0] = max;
         out[1] = mass;
@@ -249,24 +261,31 @@ __global__ void __launch_bounds__(kThreads, 1) ExactKernel(const __grid_constant
   if (b.first_query >= source.n_queries) return;
   const RowSplit range = SplitRows(source.count, p.n_splits, split, kTileRows);
   const auto rows_at = [&](uint32_t begin) { return min(kTileRows, range.end - begin); };
+  const StageLane lane(b);
+  const auto stage_rows = [&](uint32_t begin, uint32_t into) {
+    StageRows<kParts, kTileRows>(b, lane, begin, rows_at(begin), into);
+  };
   Work work{b};
   StageQueries(b);
   uint32_t stage = 0;
-  if (range.begin < range.end) StageRows<kParts>(b, range.begin, rows_at(range.begin), stage);
+  if (range.begin < range.end) stage_rows(range.begin, stage);
   for (uint32_t begin = range.begin; begin < range.end; begin += kTileRows) {
     const uint32_t next = begin + kTileRows;
     WaitForCopies();
     __syncthreads();  // this tile is there, and the former has been read
-    if (kParts == 1 && next < range.end) StageRows<kParts>(b, next, rows_at(next), stage ^ 1);
+    if (kParts == 1 && next < range.end) stage_rows(next, stage ^ 1);
     work.AddTile(stage, rows_at(begin));
     if (kParts == 1) {
       stage ^= 1;
     } else if (next < range.end) {
       __syncthreads();  // this tile has been read
-      StageRows<kParts>(b, next, rows_at(next), stage);
+      stage_rows(next, stage);
     }
   }
-  if (work.bad) Fault(p.args.errors, group, GroupFault::kOverflow, b.first_query + work.query(0));
+  if (work.BadScore()) {
+    const uint32_t h = Finite(work.m[0]) && Finite(work.z[0]) && !Finite(work.z[1]) ? 1 : 0;
+    Fault(p.args.errors, group, GroupFault::kOverflow, b.first_query + work.query(h));
+  }
   // In dynamic memory, because a kernel with static memory too could not have all of it.
   __syncthreads();  // the last tile has been read
   if (threadIdx.x == 0) *b.shared = 0;
@@ -288,21 +307,21 @@ __global__ void __launch_bounds__(kThreads)
   const ExactLayout layout(p.shape, p.n_splits);
   const float* parts =
       static_cast<const float*>(p.args.workspace) + layout.part_at(group, query, 0);
-  float m = -INFINITY;
+  float m = kNoScore;
 #pragma unroll 4
   for (uint32_t i = 0; i < p.n_splits; ++i) m = fmaxf(m, parts[i * layout.part_floats()]);
   double z = 0, n = 0;
 #pragma unroll 4
   for (uint32_t i = 0; i < p.n_splits; ++i) {
     const float* part = parts + i * layout.part_floats();
-    const double weight = part[0] == -INFINITY ? 0.0f : expf(part[0] - m);
+    const double weight = exp2f(part[0] - m);
     z += weight * part[1];
     if (c < dv) n += weight * part[2 + c];
   }
   const size_t at = size_t{group} * p.shape.max_queries + query;
   const float y = z > 0 ? static_cast<float>(n / z) : 0.0f;
   if (c < dv) p.args.y[at * dv + c] = y;
-  if (c == 0) p.args.lse[at] = z > 0 ? static_cast<float>(m + log(z)) : -INFINITY;
+  if (c == 0) p.args.lse[at] = z > 0 ? static_cast<float>(double{m} * kLn2 + log(z)) : -INFINITY;
   if (!Finite(y)) Fault(p.args.errors, group, GroupFault::kOverflow, query);
 }
 

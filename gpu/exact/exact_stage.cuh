@@ -73,51 +73,75 @@ __device__ void StageUnit(uint32_t* to, uint32_t plane, const std::byte* part, u
   }
 }
 
-// Stages rows [begin, begin + n) of the group, the rest of the tile as zeros. A thread has one unit
-// of every so many rows. A null or misaligned row would end the whole CUDA context, so it is
-// refused and read as zeros.
-template <uint32_t kParts>
-__device__ void StageRows(const ExactBlock& b, uint32_t begin, uint32_t n, uint32_t stage) {
-  const RowShape& shape = b.p.shape.row;
-  const uint32_t key_units = (shape.key_dim + 15) / 16 * 16 / kUnit;
-  const uint32_t units = key_units + ValueColumns(shape.value_dim) / kUnit;
-  const uint32_t at_once = kThreads / units, unit = threadIdx.x % units;
-  const uint32_t row0 = threadIdx.x / units, element = ElementBytes(shape.dtype);
-  if (row0 >= at_once) return;
-  const bool key = unit < key_units;
-  const uint32_t first = kUnit * (key ? unit : unit - key_units);
-  const uint32_t dim = key ? shape.key_dim : shape.value_dim;
-  const uint32_t words = key ? b.at.key_words : b.at.value_words;
-  const uint32_t plane = key ? b.at.key_plane : b.at.value_plane;
-  uint32_t* to = (key ? b.keys(stage) : b.values(stage)) + first / 2;
-  uint32_t r = row0;
-  if (kParts == 1 && !b.source.row_addresses && first + kUnit <= dim) {
-    // Rows at a stride, as they usually lie: nothing to look up or to check.
-    const size_t stride = b.source.row_stride;
-    const std::byte* from = static_cast<const std::byte*>(b.source.rows) + (begin + r) * stride +
-                            ((key ? 0 : shape.key_dim) + first) * sizeof(uint16_t);
-    if (b.source.rows && reinterpret_cast<uintptr_t>(from) % 16 == 0 && stride % 16 == 0) {
-#pragma unroll 8
-      for (; r < n; r += at_once, from += at_once * stride) CopyAsync16(to + r * words, from);
+// A StageLane is what a thread stages of every tile: one unit of every so many rows. Divided once,
+// before the first tile.
+struct StageLane {
+  bool active, key, copies;   // copies: rows lie at a stride, with nothing to look up or to check
+  uint32_t row, step;         // the thread's first row, and the distance of its rows
+  uint32_t first, dim;        // element of the vector, and the vector's
+  uint32_t to, words, plane;  // in shared memory: of row 0, of a row, of a part
+  const std::byte* from;      // of row 0, where it copies
+  size_t stride;
+
+  __device__ explicit StageLane(const ExactBlock& b) {
+    const RowShape& shape = b.p.shape.row;
+    const uint32_t key_units = (shape.key_dim + 15) / 16 * 16 / kUnit;
+    const uint32_t units = key_units + ValueColumns(shape.value_dim) / kUnit;
+    const uint32_t unit = threadIdx.x % units;
+    step = kThreads / units;
+    row = threadIdx.x / units;
+    active = row < step;
+    key = unit < key_units;
+    first = kUnit * (key ? unit : unit - key_units);
+    dim = key ? shape.key_dim : shape.value_dim;
+    words = key ? b.at.key_words : b.at.value_words;
+    plane = key ? b.at.key_plane : b.at.value_plane;
+    to = b.at.rows_at + (key ? 0 : b.at.value_at) + first / 2;
+    stride = b.source.row_stride;
+    from = static_cast<const std::byte*>(b.source.rows) +
+           ((key ? 0 : shape.key_dim) + first) * sizeof(uint16_t);
+    copies = shape.dtype == DType::kBf16 && b.source.rows && !b.source.row_addresses &&
+             first + kUnit <= dim && reinterpret_cast<uintptr_t>(from) % 16 == 0 &&
+             stride % 16 == 0;
+  }
+};
+
+// Stages rows [begin, begin + n) of the group, the rest of the tile of kRows as zeros. A null or
+// misaligned row would end the whole CUDA context, so it is refused and read as zeros.
+template <uint32_t kParts, uint32_t kRows>
+__device__ void StageRows(const ExactBlock& b, const StageLane& lane, uint32_t begin, uint32_t n,
+                          uint32_t stage) {
+  if (!lane.active) return;
+  uint32_t* to = b.shared + lane.to + stage * b.at.stage;
+  uint32_t r = lane.row;
+  if (kParts == 1 && lane.copies) {
+    const std::byte* from = lane.from + (begin + r) * lane.stride;
+    const size_t distance = lane.step * lane.stride;
+    uint32_t* at = to + r * lane.words;
+#pragma unroll 4
+    for (; r < n; r += lane.step, from += distance, at += lane.step * lane.words) {
+      CopyAsync16(at, from);
     }
   }
   constexpr uint32_t kAhead = 4;  // rows whose addresses are looked up at a time
-  for (; r < b.p.tile.rows(); r += kAhead * at_once) {
+  const uint32_t element = ElementBytes(b.p.shape.row.dtype);
+  for (; r < kRows; r += kAhead * lane.step) {
     DeviceRow rows[kAhead] = {};
 #pragma unroll
     for (uint32_t a = 0; a < kAhead; ++a) {
-      if (r + a * at_once < n) rows[a] = b.Row(begin + r + a * at_once);
+      if (r + a * lane.step < n) rows[a] = b.Row(begin + r + a * lane.step);
     }
 #pragma unroll
     for (uint32_t a = 0; a < kAhead; ++a) {
-      const uint32_t at = r + a * at_once;
-      if (at >= b.p.tile.rows()) break;
-      const auto* part = static_cast<const std::byte*>(key ? rows[a].key : rows[a].value);
+      const uint32_t at = r + a * lane.step;
+      if (at >= kRows) break;
+      const auto* part = static_cast<const std::byte*>(lane.key ? rows[a].key : rows[a].value);
       if (at < n && (!part || reinterpret_cast<uintptr_t>(part) % element != 0)) {
         Fault(b.p.args.errors, b.group, GroupFault::kAddress, begin + at);
         part = nullptr;
       }
-      StageUnit<kParts>(to + at * words, plane, part, first, dim, shape.dtype);
+      StageUnit<kParts>(to + at * lane.words, lane.plane, part, lane.first, lane.dim,
+                        b.p.shape.row.dtype);
     }
   }
 }

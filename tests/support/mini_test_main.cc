@@ -1,5 +1,6 @@
 // Defines main() and the reporting of mini_test.h; prefixd_test() adds it where GoogleTest is
 // missing.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -39,7 +40,7 @@ void RunOne(const TestCase& test) {
   }
 }
 
-std::vector<std::string> ParseFilter(std::string_view filter) {
+std::vector<std::string> Patterns(std::string_view filter) {
   std::vector<std::string> patterns(1);
   for (const char c : filter) {
     if (c == ':') {
@@ -51,19 +52,30 @@ std::vector<std::string> ParseFilter(std::string_view filter) {
   return patterns;
 }
 
-bool Matches(const std::string& name, const std::vector<std::string>& patterns) {
-  for (const std::string& pattern : patterns) {
-    if (name.find(pattern) != std::string::npos) return true;
-  }
-  return false;
-}
+// A Filter is what a name must contain one of, and what it must contain none of.
+struct Filter {
+  std::vector<std::string> wanted, left_out;
 
-int RunAll(const std::vector<std::string>& patterns) {
+  explicit Filter(std::string_view text) {
+    const size_t minus = text.find('-');
+    wanted = Patterns(text.substr(0, minus));
+    if (minus != std::string_view::npos) left_out = Patterns(text.substr(minus + 1));
+  }
+  bool Matches(const std::string& name) const {
+    const auto contains = [&](const std::string& pattern) {
+      return name.find(pattern) != std::string::npos;
+    };
+    return std::any_of(wanted.begin(), wanted.end(), contains) &&
+           std::none_of(left_out.begin(), left_out.end(), contains);
+  }
+};
+
+int RunAll(const Filter& filter) {
   size_t run = 0;
   std::vector<std::string> failed, skipped;
   for (const TestCase& test : TheState().tests) {
     const std::string name = test.full_name();
-    if (!Matches(name, patterns)) continue;
+    if (!filter.Matches(name)) continue;
     ++run;
     std::printf("[ RUN      ] %s\n", name.c_str());
     std::fflush(stdout);
@@ -107,5 +119,5 @@ int main(int argc, char** argv) {
       return 1;
     }
   }
-  return testing::mini::RunAll(testing::mini::ParseFilter(filter));
+  return testing::mini::RunAll(testing::mini::Filter(filter));
 }
