@@ -6,8 +6,9 @@
 // ASSERT_*, FAIL and GTEST_SKIP return from the enclosing function, which must return void.
 // main() is in mini_test_main.cc: --gtest_filter=PATTERN[:PATTERN...][-PATTERN...] runs the tests
 // whose "Suite.Name" contains a pattern (its '*' are dropped) and none of those behind the minus,
-// --gtest_list_tests lists them. The exit status is 1 when a test failed or when the filter matches nothing, 0 when some were skipped.
-// One thread at a time: assert only on the thread that runs the test.
+// --gtest_list_tests lists them. The exit status is 1 when a test failed or when the filter matches
+// nothing, 0 when some were skipped. One thread at a time: assert only on the thread that runs the
+// test.
 #pragma once
 
 #include <cmath>
