@@ -42,12 +42,14 @@ inline Result<ExactResult> RunExact(const ExactCase& c, const Launcher& launch) 
   const auto pack = [&](internal::HostImage& image) { args.sources = PackExactCase(c, image); };
   PREFIXD_ASSIGN(const auto input, internal::UploadImage(pack, stream.get()));
   PREFIXD_ASSIGN(const auto memory, internal::AllocateFor(plan, args));
-  PREFIXD_TRY(launch(stream.get(), [&] { return LaunchExact(plan, args, stream.get()); }));
-
   ExactResult out;
   out.lse.resize(size_t{c.shape.n_groups} * c.shape.max_queries);
   out.y.resize(out.lse.size() * c.shape.row.value_dim);
   out.errors.resize(c.shape.n_groups);
+  PREFIXD_TRY(Poison(args.y, out.y.size(), stream.get()));
+  PREFIXD_TRY(Poison(args.lse, out.lse.size(), stream.get()));
+  PREFIXD_TRY(launch(stream.get(), [&] { return LaunchExact(plan, args, stream.get()); }));
+
   PREFIXD_TRY(Fetch(out.y, args.y, stream.get()));
   PREFIXD_TRY(Fetch(out.lse, args.lse, stream.get()));
   PREFIXD_TRY(Fetch(out.errors, args.errors, stream.get()));

@@ -15,6 +15,15 @@ using Launcher = std::function<Status(Stream, const std::function<Status()>&)>;
 
 inline Status LaunchOnce(Stream, const std::function<Status()>& enqueue) { return enqueue(); }
 
+// Fills n elements of device memory with what no kernel writes, so that what is never written shows
+// as that and is nothing uninitialised; on return it is done.
+template <typename T>
+Status Poison(T* at, size_t n, Stream stream) {
+  const std::vector<std::byte> bytes(n * sizeof(T), std::byte{0xff});
+  PREFIXD_TRY(CopyToDevice(reinterpret_cast<std::byte*>(at), bytes.data(), bytes.size(), stream));
+  return Synchronize(stream);
+}
+
 // Fills `to` from device memory; ordered on `stream`.
 template <typename T>
 Status Fetch(std::vector<T>& to, const T* from, Stream stream) {

@@ -22,9 +22,12 @@ inline Result<TopKResult> RunTopK(const TopKCase& c, const Launcher& launch) {
   };
   PREFIXD_ASSIGN(const auto input, internal::UploadImage(pack, stream.get()));
   PREFIXD_ASSIGN(const auto memory, internal::AllocateFor(plan, args));
+  const size_t n = c.shape.n_groups, G = c.shape.group;
+  PREFIXD_TRY(Poison(args.ids, n * c.shape.max_k, stream.get()));
+  PREFIXD_TRY(Poison(args.counts, n, stream.get()));
+  PREFIXD_TRY(Poison(args.cuts, n * G, stream.get()));
   PREFIXD_TRY(launch(stream.get(), [&] { return LaunchTopK(plan, args, stream.get()); }));
 
-  const size_t n = c.shape.n_groups, G = c.shape.group;
   std::vector<uint32_t> ids(n * c.shape.max_k), counts(n), errors(n);
   std::vector<Cut> cuts(n * G);
   PREFIXD_TRY(Fetch(ids, args.ids, stream.get()));
