@@ -71,8 +71,8 @@ for tool in $tools; do
   fi
   for test in "${device_tests[@]}"; do
     # One seed: the same cases under every tool. A test asks for more memory than there is, and gets
-    # the error that it expects: no error of the API is one of memory. racecheck takes minutes where
-    # others take seconds, and leaves out the cases of random shapes.
+    # the error that it expects: no error of the API is one of memory. What takes minutes is left out:
+    # the reference of many rows, and under racecheck the cases of random shapes.
     options=()
     [ "$tool" = memcheck ] && options=(--report-api-errors no)
     filter="-*ManyRows"

@@ -402,7 +402,7 @@ int main(int argc, char** argv) {
   app.add_option("--dilation", options.sharing.dilation, "Sharing: neighbours to either side")
       ->check(CLI::Range(0, 16))
       ->capture_default_str();
-  app.add_option("--compute", options.compute, "Where steps attend")
+  app.add_option("--compute", options.compute, "compute.backend of the store")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--tier-mib", options.tier_mib,

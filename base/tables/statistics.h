@@ -127,7 +127,8 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
   using R = RuntimeStats;
   return std::tuple{
       Word("version", &R::version, "Version of the library that runs the store."),
-      Word("compute", &R::compute, "Where steps are computed: cpu, or cuda and the device.")
+      Word("compute", &R::compute,
+           "What computes: cpu, cuda and the device, or cpu and the device for questions.")
           .Titled("compute"),
       Word("io_backend", &R::io_backend, "How files are read and written.").Titled("file I/O"),
       Gauge("uptime_ms", &R::uptime_ms, kMilliseconds, "Time since the store was opened."),

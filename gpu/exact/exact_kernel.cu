@@ -45,7 +45,7 @@ struct Worker {
   float m[2] = {kNoScore, kNoScore};
   float z[2] = {};  // over this thread's rows alone
   float n[kColumnTiles][4] = {};
-  float lowest = 0;  // of all scores: -inf where one is; NaN and inf show in the sums
+  float lowest[2] = {};  // of all scores: -inf where one is; NaN and inf show in the sums
 
   __device__ uint32_t first_row() const { return row_warp * kRows; }
   // Returns the thread's query, of the tile.
@@ -91,6 +91,7 @@ struct Worker {
 #pragma unroll
       for (uint32_t i = 0; i < kRows / 2; ++i) {
         float& s = score[i / 4][i % 4];
+        if (!Finite(s)) lowest[i / 2 % 2] = -INFINITY;  // which the cap would hide
         s = kLog2E * layer.softcap * tanhf(layer.scale * s / layer.softcap);
       }
     } else {
@@ -109,7 +110,7 @@ struct Worker {
 #pragma unroll
     for (uint32_t i = 0; i < kRows / 2; ++i) {
       max[i / 2 % 2] = fmaxf(max[i / 2 % 2], score[i / 4][i % 4]);
-      lowest = fminf(lowest, score[i / 4][i % 4]);
+      lowest[i / 2 % 2] = fminf(lowest[i / 2 % 2], score[i / 4][i % 4]);
     }
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
@@ -117,14 +118,15 @@ struct Worker {
       max[h] = fmaxf(max[h], __shfl_xor_sync(kFullMask, max[h], 2));
       rescale[h] = exp2f(m[h] - max[h]);
       m[h] = max[h];
-      z[h] *= rescale[h];
     }
+    float mass[2] = {};  // of this tile: a sum of many small terms to a large one loses them
 #pragma unroll
     for (uint32_t i = 0; i < kRows / 2; ++i) {
       float& s = score[i / 4][i % 4];
       s = exp2f(s - max[i / 2 % 2]);
-      z[i / 2 % 2] += s;
+      mass[i / 2 % 2] += s;
     }
+    for (uint32_t h = 0; h < 2; ++h) z[h] = fmaf(z[h], rescale[h], mass[h]);
   }
 
   // Adds the tile of `valid` rows.
@@ -172,14 +174,13 @@ struct Worker {
     }
   }
 
-  // Returns whether a score of this thread is not finite.
-  __device__ bool BadScore() const {
-    return !(lowest >= kNoScore) || !Finite(m[0]) || !Finite(m[1]) || !Finite(z[0]) ||
-           !Finite(z[1]);
+  // Returns whether a score of the thread's query h is not finite.
+  __device__ bool BadScore(uint32_t h) const {
+    return !(lowest[h] >= kNoScore) || !Finite(m[h]) || !Finite(z[h]);
   }
   // Returns whether a score or a sum of this thread went wrong.
   __device__ bool WentWrong() const {
-    bool wrong = BadScore();
+    bool wrong = BadScore(0) || BadScore(1);
 #pragma unroll
     for (uint32_t c = 0; c < kColumnTiles; ++c) {
 #pragma unroll
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1) ExactKernel(const __grid_constant
   const ExactSource source = p.args.sources[group];
   const ExactBlock b{p,
                      source,
-                     ExactShared(p.shape.row, Work::kShape),
+                     ExactShared(p.shape.row, p.tile),
                      reinterpret_cast<uint32_t*>(DynamicShared()),
                      group,
                      blockIdx.x / p.n_splits * Work::kShape.queries()};
@@ -273,17 +274,19 @@ __global__ void __launch_bounds__(kThreads, 1) ExactKernel(const __grid_constant
     const uint32_t next = begin + kTileRows;
     WaitForCopies();
     __syncthreads();  // this tile is there, and the former has been read
-    if (kParts == 1 && next < range.end) stage_rows(next, stage ^ 1);
+    if (b.at.stages == 2 && next < range.end) stage_rows(next, stage ^ 1);
     work.AddTile(stage, rows_at(begin));
-    if (kParts == 1) {
+    if (b.at.stages == 2) {
       stage ^= 1;
     } else if (next < range.end) {
       __syncthreads();  // this tile has been read
       stage_rows(next, stage);
     }
   }
-  if (work.BadScore()) {
-    const uint32_t h = Finite(work.m[0]) && Finite(work.z[0]) && !Finite(work.z[1]) ? 1 : 0;
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    // A maximum is that of four threads, of which one has the score.
+    if (!work.BadScore(h)) continue;
     Fault(p.args.errors, group, GroupFault::kOverflow, b.first_query + work.query(h));
   }
   // In dynamic memory, because a kernel with static memory too could not have all of it.
@@ -333,11 +336,10 @@ int LaunchColumns(const ExactParams& params, const ExactPlan& plan, Stream strea
   const auto launch = [&](auto* kernel) {
     return Launch(kernel, grid, plan.shared_bytes, plan.shared_limit, params, stream);
   };
-  const ExactTile& tile = params.tile;
   if constexpr (kParts == 1 && kColumns <= 128) {
-    if (tile == kManyQueries) return launch(ExactKernel<kParts, kColumns, 8, 64>);
-    if (tile == kSomeQueries) return launch(ExactKernel<kParts, kColumns, 4, 32>);
-    if (tile == kFewQueries) return launch(ExactKernel<kParts, kColumns, 1, 16>);
+    if (params.tile.query_warps == 8) return launch(ExactKernel<kParts, kColumns, 8, 64>);
+    if (params.tile.query_warps == 1) return launch(ExactKernel<kParts, kColumns, 1, 16>);
+    if (params.tile.warp_rows == 32) return launch(ExactKernel<kParts, kColumns, 4, 32>);
   }
   return launch(ExactKernel<kParts, kColumns, 4, 16>);
 }

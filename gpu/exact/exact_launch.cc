@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include "gpu/device/argument_checks.h"
@@ -28,35 +27,36 @@ ExactTile ChooseTile(const ExactShape& shape, size_t shared_limit) {
   const auto fits = [&](const ExactTile& tile) {
     return ExactShared(shape.row, tile).total * sizeof(uint32_t) <= shared_limit;
   };
+  if (internal::RowParts(shape.row.dtype) > 1) return internal::kOneStage;
   // The kernels that are compiled (exact_kernel.cu).
-  const bool every = internal::RowParts(shape.row.dtype) == 1 && shape.row.value_dim <= 128;
-  if (!every) return internal::kLittleMemory;
-  if (shape.max_queries <= internal::kFewQueries.queries() && fits(internal::kFewQueries)) {
-    return internal::kFewQueries;
+  if (shape.row.value_dim <= 128) {
+    if (shape.max_queries <= internal::kFewQueries.queries() && fits(internal::kFewQueries)) {
+      return internal::kFewQueries;
+    }
+    if (shape.max_queries > internal::kSomeQueries.queries() && fits(internal::kManyQueries)) {
+      return internal::kManyQueries;
+    }
+    if (fits(internal::kSomeQueries)) return internal::kSomeQueries;
   }
-  if (shape.max_queries > internal::kSomeQueries.queries() && fits(internal::kManyQueries)) {
-    return internal::kManyQueries;
-  }
-  return fits(internal::kSomeQueries) ? internal::kSomeQueries : internal::kLittleMemory;
+  return fits(internal::kLittleMemory) ? internal::kLittleMemory : internal::kOneStage;
 }
 
-// Returns into how many parts the rows are split for `blocks` tiles of queries, so that all parts
-// take the fewest rounds of one block on each multiprocessor. A part has at least four tiles of
-// rows and costs something by itself.
+// Returns into how many parts the rows are split for `blocks` tiles of queries: as few as keep all
+// parts within 3% of the fewest rounds of one block on each multiprocessor. A part has at least
+// four tiles of rows and costs something by itself, and memory of the caller's.
 uint32_t ChooseSplits(uint32_t blocks, uint32_t tiles, int multiprocessors) {
   const auto at_once = static_cast<uint32_t>(std::max(multiprocessors, 1));
   const uint32_t most = std::clamp(tiles / 4, 1u, 2 * at_once);
-  uint32_t best = 1;
-  double least = std::numeric_limits<double>::infinity();
-  for (uint32_t splits = 1; splits <= most; ++splits) {
-    const double rounds = (uint64_t{blocks} * splits + at_once - 1) / at_once;
-    const double cost = rounds * (1.0 / splits + 4.0 / std::max(tiles, 1u));
-    if (cost < 0.999 * least) {
-      least = cost;
-      best = splits;
-    }
+  const auto cost = [&](uint32_t splits) {
+    const auto rounds = double((uint64_t{blocks} * splits + at_once - 1) / at_once);
+    return rounds * (1.0 / splits + 4.0 / std::max(tiles, 1u));
+  };
+  double least = cost(1);
+  for (uint32_t splits = 2; splits <= most; ++splits) least = std::min(least, cost(splits));
+  for (uint32_t splits = 1; splits < most; ++splits) {
+    if (cost(splits) <= 1.03 * least) return splits;
   }
-  return best;
+  return most;
 }
 
 }  // namespace
@@ -73,6 +73,7 @@ Result<ExactPlan> PlanExact(const ExactShape& shape, const DeviceInfo& device) {
   const ExactTile tile = ChooseTile(shape, device.shared_bytes_max);
   plan.tile_queries = tile.queries();
   plan.tile_rows = tile.rows();
+  plan.reads_ahead = tile.stages == 2;
   const uint32_t blocks =
       shape.n_groups * ((shape.max_queries + tile.queries() - 1) / tile.queries());
   const uint32_t tiles = (shape.max_rows + tile.rows() - 1) / tile.rows();
@@ -96,7 +97,8 @@ Status LaunchExact(const ExactPlan& plan, const ExactArgs& args, Stream stream) 
   PREFIXD_TRY(CheckPointer("workspace", args.workspace, 16));
   PREFIXD_TRY(internal::CheckWorkspace(args.workspace_bytes, plan.workspace_bytes));
   const internal::ExactParams params{
-      plan.shape, internal::TileOf(plan.tile_queries, plan.tile_rows), plan.n_splits, args};
+      plan.shape, internal::TileOf(plan.tile_queries, plan.tile_rows, plan.reads_ahead),
+      plan.n_splits, args};
   PREFIXD_TRY(
       CudaStatus(cudaMemsetAsync(args.errors, 0xff, plan.shape.n_groups * sizeof(uint32_t), stream),
                  "clearing the error words"));

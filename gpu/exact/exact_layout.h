@@ -25,23 +25,23 @@ PREFIXD_HD constexpr uint32_t ValueColumns(uint32_t value_dim) {
 PREFIXD_HD constexpr uint32_t PairWords(uint32_t n) { return (n + 15) / 16 * 8 + 4; }
 
 // An ExactTile says how a block's warps share a tile: query_warps take 16 queries each, and as many
-// times as there are more warps the tile's rows are divided, warp_rows to each.
+// times as there are more warps the tile's rows are divided, warp_rows to each. With two stages one
+// tile of rows is on its way while another is computed.
 struct ExactTile {
-  uint32_t query_warps, warp_rows;
+  uint32_t query_warps, warp_rows, stages = 2;
 
-  PREFIXD_HD constexpr bool operator==(ExactTile other) const {
-    return query_warps == other.query_warps && warp_rows == other.warp_rows;
-  }
   PREFIXD_HD constexpr uint32_t row_warps() const { return kThreads / 32 / query_warps; }
   PREFIXD_HD constexpr uint32_t queries() const { return 16 * query_warps; }
   PREFIXD_HD constexpr uint32_t rows() const { return warp_rows * row_warps(); }
 };
 inline constexpr ExactTile kManyQueries{8, 64}, kSomeQueries{4, 32}, kFewQueries{1, 16};
-inline constexpr ExactTile kLittleMemory{4, 16};  // for wide rows, other types, smaller devices
+// For wide rows, other types than bf16 (which are split into parts as they arrive), smaller
+// devices.
+inline constexpr ExactTile kLittleMemory{4, 16}, kOneStage{4, 16, 1};
 // Returns the tile of so many queries and rows.
-PREFIXD_HD constexpr ExactTile TileOf(uint32_t queries, uint32_t rows) {
+PREFIXD_HD constexpr ExactTile TileOf(uint32_t queries, uint32_t rows, bool ahead) {
   const uint32_t query_warps = queries / 16;
-  return {query_warps, rows / (kThreads / 32 / query_warps)};
+  return {query_warps, rows / (kThreads / 32 / query_warps), ahead ? 2u : 1u};
 }
 
 // ExactLayout describes the workspace, in floats: for each (group, query) the states of all splits:
@@ -62,8 +62,6 @@ struct ExactLayout {
 };
 
 // ExactShared describes dynamic shared memory in 32-bit words; each array is 16-byte aligned.
-// Rows of bf16 are copied ahead of the computation, into two stages in turn; others are split into
-// parts as they arrive, in one.
 struct ExactShared {
   uint32_t key_words, value_words;   // of one vector
   uint32_t key_plane, value_plane;   // of a tile, one part
@@ -82,7 +80,7 @@ struct ExactShared {
     key_plane = tile.rows() * key_words;
     value_plane = tile.rows() * value_words;
     query_plane = tile.queries() * key_words;
-    stages = parts == 1 ? 2 : 1;
+    stages = tile.stages;
     value_at = parts * key_plane;
     stage = value_at + parts * value_plane;
     rows_at = kQueryParts * query_plane;

@@ -37,14 +37,14 @@ inline constexpr double kSqrt2 = 1.41421356237309504880;
 // Below this, Phi(t) is formed from erfcx: it would underflow, and its logarithm cancel.
 inline constexpr double kNormalTail = -5.0;
 
-// Returns log Phi(t).
+// Returns log Phi(t), Phi the standard normal distribution function.
 PREFIXD_HD inline double LogNormalCdf(double t) {
   if (t < kNormalTail) return -0.5 * t * t + log(0.5 * Erfcx(-t / kSqrt2));
   if (t > 0) return log1p(-0.5 * erfc(t / kSqrt2));
   return log(0.5 * erfc(-t / kSqrt2));
 }
 
-// Returns h(t).
+// Returns h(t) = pdf(t) / Phi(t).
 PREFIXD_HD inline double NormalHazard(double t) {
   if (t < kNormalTail) return 0.79788456080286535588 / Erfcx(-t / kSqrt2);
   return 0.39894228040143267794 * exp(-0.5 * t * t) / (0.5 * erfc(-t / kSqrt2));

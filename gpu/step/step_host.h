@@ -36,7 +36,8 @@ class HostStep {
              ResidentSummaries* resident, const std::shared_ptr<const void>& owner);
 
   // Runs ExactAttention: queries [n_queries][key_dim] over `rows`, which stay in place if the
-  // device can read them there. Errors are those of ExactAttention, and CUDA's.
+  // device can read them there; rows given by their addresses, only for one tile of queries. Errors
+  // are those of ExactAttention, and CUDA's.
   Status AttendExact(std::span<const float> queries, uint32_t n_queries, const LayerGeometry& layer,
                      const RowsView& rows, std::span<float> y, std::span<float> lse);
 

@@ -39,7 +39,8 @@ struct TenantStats {
 };
 
 struct RuntimeStats {
-  std::string version, compute;  // compute: "cpu" or "cuda: <device>"
+  // compute: "cpu", "cuda: <device>" or "cpu, questions on cuda: <device>"
+  std::string version, compute;
   std::string io_backend;
   uint64_t uptime_ms = 0;
   uint64_t models = 0, prefixes = 0, sessions = 0, sessions_total = 0, steps = 0;

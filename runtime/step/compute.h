@@ -34,6 +34,9 @@ class Compute {
   bool takes_scores() const { return !steps_on_device(); }
   // Whether rows that several steps read are worth a contiguous copy.
   bool wants_rows_together() const { return !steps_on_device(); }
+  // Queries that AttendExact takes at a time for the price of few: a device brings the rows over
+  // for each call anew.
+  virtual uint32_t queries_at_once() const { return 1; }
   // Same contract as ExactAttention (attention/step/step.h).
   virtual Status AttendExact(std::span<const float> queries, uint32_t n_queries,
                              const LayerGeometry& layer, const RowsView& rows, std::span<float> y,

@@ -57,6 +57,7 @@ class CudaCompute : public Compute {
 
   std::string name() const override { return name_; }
   bool steps_on_device() const override { return steps_; }
+  uint32_t queries_at_once() const override { return 4096; }
 
   // Falls back to the CPU for shapes that the device has no room for, for invalid inputs (the CPU's
   // error is returned), and when the device fails.
@@ -111,7 +112,7 @@ class CudaCompute : public Compute {
     if (for_good) failed_ = true;
     if (noted_.exchange(true)) return;
     storage::LogWarning(
-        "the CUDA step failed, " +
+        "computing on the CUDA device failed, " +
         std::string(for_good ? "the CPU computes from now on: " : "the CPU does this one: ") +
         error.message);
   }

@@ -86,8 +86,8 @@ class ExactVisit {
       if (std::exchange(worked_, true) && !turn_.GoesOn()) return Stop();
       PREFIXD_TRY(CheckCall());
       const Piece piece = turn_.shared() ? kSharedPiece : kPiece;
-      const auto run =
-          static_cast<uint32_t>(std::max<size_t>(piece.least, piece.products / products));
+      const uint32_t least = std::max(piece.least, parts_.compute.queries_at_once());
+      const auto run = static_cast<uint32_t>(std::max<size_t>(least, piece.products / products));
       const uint32_t some = std::min(run, n_ - pass_.queries);
       PREFIXD_TRY(AttendSome(rows, pass_.queries, some));
       pass_.queries += some;

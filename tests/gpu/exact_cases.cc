@@ -131,6 +131,31 @@ void ExactHardCases(const ExactRunner& run, uint64_t seed) {
   ExactCase query = MakeCase(random, {16, 16, DType::kF16}, {{50, 3}, {70, 4}});
   query.groups[1].queries[2 * 16 + 1] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_NE(error_of(query, 1).find("query head 2"), std::string::npos) << error_of(query, 1);
+  // Scores beyond float32, of either sign and hidden by a cap or not: the query is named.
+  for (const float large : {1e38f, -1e38f}) {
+    for (const uint32_t at : {0u, 9u, 18u}) {
+      ExactCase beyond = MakeCase(random, {16, 16, DType::kBf16}, {{50, 3}, {300, 19}});
+      std::fill_n(beyond.groups[1].queries.begin() + at * 16, 16, large);
+      for (uint32_t i = 0; i < 300; ++i) {
+        beyond.groups[1].rows.Set(i, std::vector<float>(16, 1), beyond.groups[1].rows.Value(i));
+      }
+      beyond.shape.layer.scale = 1;
+      const std::string name = "query head " + std::to_string(at) + " is not finite";
+      EXPECT_NE(error_of(beyond, 1).find(name), std::string::npos) << error_of(beyond, 1);
+    }
+  }
+  ExactCase capped = MakeCase(random, {16, 16, DType::kBf16}, {{50, 3}, {70, 16}});
+  std::vector<float> infinite = capped.groups[1].rows.Key(41);
+  infinite[0] = kInf;
+  capped.groups[1].rows.Set(41, infinite, capped.groups[1].rows.Value(41));
+  // All parts of the query's element have one sign: nothing becomes NaN.
+  for (uint32_t q = 0; q < 16; ++q) capped.groups[1].queries[q * 16] = 1 + 0x1p-9f + 0x1p-18f;
+  capped.shape.layer.softcap = 15;
+  EXPECT_NE(error_of(capped, 1).find("row 41: its key"), std::string::npos) << error_of(capped, 1);
+  ExactCase lost = MakeCase(random, {16, 16, DType::kBf16}, {{50, 3}, {70, 4}});
+  lost.groups[1].by_address = true;
+  lost.groups[1].null_row = 68;
+  EXPECT_NE(error_of(lost, 1).find("address of row 68"), std::string::npos) << error_of(lost, 1);
   ExactCase many = MakeCase(random, {16, 16, DType::kF32}, {{50, 3}, {70, 4}});
   many.shape.max_rows = 69;
   EXPECT_NE(error_of(many, 1).find("do not fit"), std::string::npos) << error_of(many, 1);

@@ -18,8 +18,9 @@ struct ExactCase {
   ExactShape shape;
   struct Group {
     OwnedRows rows;
-    std::vector<float> queries;  // [n][key_dim]
-    bool by_address = false;     // rows found by their addresses, not at a stride
+    std::vector<float> queries;      // [n][key_dim]
+    uint32_t null_row = UINT32_MAX;  // whose value has no address, by address
+    bool by_address = false;         // rows found by their addresses, not at a stride
   };
   std::vector<Group> groups;
 };

@@ -1,6 +1,8 @@
 // A case of exact attention through LaunchExact, on the device that there is, emulated or not.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "gpu/device/launch_memory.h"
@@ -27,6 +29,7 @@ inline const ExactSource* PackExactCase(const ExactCase& c, internal::HostImage&
       const std::byte* key = at + i * rows.stride;
       addresses.push_back({key, key + rows.shape.key_bytes()});
     }
+    if (group.null_row < addresses.size()) addresses[group.null_row].value = nullptr;
     const DeviceRow* packed = image.Add<DeviceRow>(addresses);
     if (group.by_address) source.row_addresses = packed;
     sources.push_back(source);
@@ -34,8 +37,11 @@ inline const ExactSource* PackExactCase(const ExactCase& c, internal::HostImage&
   return image.Add<ExactSource>(sources);
 }
 
-inline Result<ExactResult> RunExact(const ExactCase& c, const Launcher& launch) {
-  PREFIXD_ASSIGN(const DeviceInfo device, ProbeDevice());
+// shared_most: as on a device that gives a block no more shared memory than this.
+inline Result<ExactResult> RunExact(const ExactCase& c, const Launcher& launch,
+                                    size_t shared_most = SIZE_MAX) {
+  PREFIXD_ASSIGN(DeviceInfo device, ProbeDevice());
+  device.shared_bytes_max = std::min(device.shared_bytes_max, shared_most);
   PREFIXD_ASSIGN(const ExactPlan plan, PlanExact(c.shape, device));
   PREFIXD_ASSIGN(OwnedStream stream, OwnedStream::Create());
   ExactArgs args;

@@ -47,6 +47,7 @@ struct ExactPlan {
   ExactShape shape;
   uint32_t tile_queries = 0;   // queries that share a read of the rows
   uint32_t tile_rows = 0;      // rows that a block reads at a time
+  bool reads_ahead = false;    // whether the next rows are on their way meanwhile
   uint32_t n_splits = 1;       // blocks that share the rows of one tile of queries
   size_t workspace_bytes = 0;  // device memory, 16-byte aligned, no initial contents needed
   size_t shared_bytes = 0, shared_limit = 0;

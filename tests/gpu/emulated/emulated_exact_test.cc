@@ -28,6 +28,44 @@ TEST(EmulatedExact, HardCases) {
   testing::ExactHardCases(Emulated, seed);
 }
 
+// As on devices that give a block 99 KiB: other tiles, and for the widest rows one stage.
+TEST(EmulatedExact, LittleSharedMemory) {
+  const uint64_t seed = prefixd::testing::Seed("EmulatedExact.LittleSharedMemory");
+  emulated::SetSeed(seed);
+  const auto run = [](const ExactCase& c) {
+    return testing::RunExact(c, testing::LaunchOnce, 99 * 1024);
+  };
+  testing::ExactRandomBatches(run, seed, 8, 128, 300, 90);
+}
+
+TEST(PlanExact, TilesFitTheDevice) {
+  ExactShape shape;
+  shape.n_groups = 8;
+  shape.row = {128, 128, DType::kBf16};
+  shape.max_rows = 1 << 17;
+  const auto plan = [&](uint32_t queries, size_t shared_kib) {
+    shape.max_queries = queries;
+    DeviceInfo device = FakeDevice(132);
+    device.shared_bytes_max = shared_kib * 1024;
+    return PlanExact(shape, device).value();
+  };
+  EXPECT_EQ(plan(4, 227).tile_queries, 16u);
+  EXPECT_EQ(plan(64, 227).tile_queries, 64u);
+  EXPECT_EQ(plan(65, 227).tile_queries, 128u);
+  EXPECT_EQ(plan(65, 163).tile_queries, 64u);
+  EXPECT_EQ(plan(65, 99).tile_rows, 32u);
+  EXPECT_TRUE(plan(65, 99).reads_ahead);
+  EXPECT_EQ(plan(4, 227).n_splits, 16u);  // a block for each of 132 multiprocessors but four
+  shape.row = {256, 256, DType::kBf16};
+  EXPECT_FALSE(plan(65, 163).reads_ahead);
+  shape.row = {192, 128, DType::kBf16};
+  EXPECT_FALSE(plan(65, 99).reads_ahead);
+  // Memory is the caller's: many splits are not worth a hundredth of the time.
+  shape.row = {128, 128, DType::kBf16};
+  shape.max_rows = 1 << 20;
+  EXPECT_LE(plan(1024, 227).n_splits, 4u);
+}
+
 TEST(PlanExact, LargestShapeFitsAndLargerIsRefused) {
   ExactShape shape;
   shape.n_groups = 8;
