@@ -1,6 +1,7 @@
 /* Acts as an engine in C: it stores the keys and values of a prompt, closes the store, opens it
- * again, and goes on decoding over the stored prompt. It checks every state against attention over
- * the whole cache in plain loops.
+ * again, and goes on decoding over the stored prompt: first with the answer's rows in its own
+ * memory, then with a session that takes them, too, and moves the oldest out of memory. It checks
+ * states against attention over the whole cache in plain loops.
  *
  *   cc -std=c99 splice.c $(pkg-config --cflags --libs prefixd) -lm -o splice
  *   ./splice DIR            a store of its own in DIR
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
   LAYERS = 2,
@@ -19,7 +21,8 @@ enum {
   DIM = 16,
   STORED = 1000,
   OWN = 8,
-  TOKENS = STORED + OWN
+  ASKED = STORED + OWN, /* tokens of the prompt with its question */
+  TOKENS = ASKED + 1500 /* and of a long answer */
 };
 static const float kScale = 0.25f; /* 1 / sqrt(DIM) */
 
@@ -119,16 +122,74 @@ static float decode(pfx_session* session) {
     must(pfx_step(session, (uint32_t)layer, q[0], Q_HEADS * DIM, y[0], Q_HEADS * DIM, lse, Q_HEADS),
          "step");
     for (head = 0; head < Q_HEADS; ++head) {
-      attend(layer, head, q[head], STORED, TOKENS, own[head], &own_lse[head]);
+      attend(layer, head, q[head], STORED, ASKED, own[head], &own_lse[head]);
     }
     pfx_merge_states(own[0], own_lse, y[0], lse, Q_HEADS, DIM); /* the splice */
     for (head = 0; head < Q_HEADS; ++head) {
       float want[DIM], want_lse;
-      attend(layer, head, q[head], 0, TOKENS, want, &want_lse);
+      attend(layer, head, q[head], 0, ASKED, want, &want_lse);
       worst = fmaxf(worst, fabsf(own_lse[head] - want_lse));
       for (d = 0; d < DIM; ++d) worst = fmaxf(worst, fabsf(own[head][d] - want[d]));
     }
   }
+  return worst;
+}
+
+/* Returns how many own tokens have moved out of memory, once any has; 0 after a minute without. */
+static int wait_for_move(pfx_session* session) {
+  static const char kMember[] = "\"own_moved\":";
+  const time_t begun = time(NULL);
+  int moved = 0;
+  while (moved == 0 && time(NULL) - begun < 60) {
+    char *report, *at;
+    must(pfx_session_report(session, &report), "report");
+    at = strstr(report, kMember);
+    if (at) moved = atoi(at + strlen(kMember));
+    pfx_free(report);
+  }
+  return moved;
+}
+
+/* A long answer: the session takes each row, so that an engine need not keep any. It has 256 of them
+ * in memory; the oldest move to the store meanwhile, where steps read them as they read the prompt.
+ * Returns the largest error against attention over all; *moved: how many moved at the end, when a
+ * real engine would still have most of its answer before it. */
+static float generate(pfx_store* client, int* moved) {
+  pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;
+  pfx_session* session;
+  float worst = 0;
+  int t, layer, head, d, i;
+  options.model = "c-example";
+  options.tokens = tokens;
+  options.n_tokens = ASKED;
+  options.policy_json = "{\"mode\": \"full\"}";
+  options.own_memory_tokens = 256;
+  must(pfx_attach(client, &options, &session), "attach");
+  for (layer = 0; layer < LAYERS; ++layer) { /* the question, in one block */
+    must(pfx_session_append(session, (uint32_t)layer, 0, 0, OWN, keys[layer][STORED],
+                            OWN * sizeof keys[0][0], values[layer][STORED],
+                            OWN * sizeof values[0][0]),
+         "append the question");
+  }
+  for (t = ASKED; t < TOKENS; ++t) {
+    if (t == TOKENS - 100) *moved = wait_for_move(session);
+    for (layer = 0; layer < LAYERS; ++layer) {
+      float q[Q_HEADS][DIM], y[Q_HEADS][DIM], lse[Q_HEADS];
+      for (i = 0; i < Q_HEADS * DIM; ++i) q[0][i] = noise();
+      must(pfx_step_append(session, (uint32_t)layer, 0, 0, q[0], Q_HEADS * DIM, keys[layer][t],
+                           sizeof keys[0][0], values[layer][t], sizeof values[0][0], y[0],
+                           Q_HEADS * DIM, lse, Q_HEADS),
+           "decode");
+      for (head = 0; head < Q_HEADS && t % 50 == 0; ++head) {
+        float want[DIM], want_lse;
+        attend(layer, head, q[head], 0, t + 1, want, &want_lse);
+        worst = fmaxf(worst, fabsf(lse[head] - want_lse));
+        for (d = 0; d < DIM; ++d) worst = fmaxf(worst, fabsf(y[head][d] - want[d]));
+      }
+    }
+  }
+  must(pfx_session_detach(session, NULL), "detach"); /* own tokens end with the session */
+  pfx_session_free(session);
   return worst;
 }
 
@@ -138,8 +199,8 @@ int main(int argc, char** argv) {
   pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;
   pfx_session_shape shape = PFX_SESSION_SHAPE_INIT;
   char* report;
-  float exact, sparse;
-  int i, layer;
+  float exact, sparse, generated;
+  int i, layer, moved;
   if (argc != 2) {
     fprintf(stderr, "usage: %s DIR | unix:/path | tcp:host:port\n", argv[0]);
     return 2;
@@ -158,11 +219,11 @@ int main(int argc, char** argv) {
   client = open_client(argv[1]);
   options.model = "c-example";
   options.tokens = tokens; /* the new prompt: the stored one and a question after it */
-  options.n_tokens = TOKENS;
+  options.n_tokens = ASKED;
   options.policy_json = "{\"mode\": \"full\"}";
   must(pfx_attach(client, &options, &session), "attach");
   must(pfx_session_get_shape(session, &shape), "shape");
-  printf("attached to %u of %d tokens\n", shape.n_tokens, TOKENS);
+  printf("attached to %u of %d tokens\n", shape.n_tokens, ASKED);
   exact = decode(session);
   must(pfx_session_set_policy(session, "{\"k\": 100, \"estimator\": \"moment\"}"),
        "set the policy");
@@ -173,8 +234,12 @@ int main(int argc, char** argv) {
   printf("report: %.60s...\n", report);
   pfx_free(report);
   pfx_session_free(session);
+  generated = generate(client, &moved);
+  printf("an answer of %d tokens: largest error %.2g, %d of them moved out of memory\n",
+         TOKENS - ASKED, (double)generated, moved);
   pfx_store_close(client);
-  if (shape.n_tokens != STORED || exact > 1e-4f || !(sparse < 1.0f)) {
+  if (shape.n_tokens != STORED || exact > 1e-4f || generated > 1e-4f || moved <= 0 ||
+      !(sparse < 1.0f)) {
     fprintf(stderr, "the spliced states are not those of attention over the whole cache\n");
     return 1;
   }
