@@ -150,10 +150,10 @@ static int wait_for_move(pfx_session* session) {
   return moved;
 }
 
-/* A long answer: the session takes each row, so that an engine need not keep any. It has 256 of them
- * in memory; the oldest move to the store meanwhile, where steps read them as they read the prompt.
- * Returns the largest error against attention over all; *moved: how many moved at the end, when a
- * real engine would still have most of its answer before it. */
+/* A long answer: the session takes each row, so that an engine need not keep any. It has 256 of
+ * them in memory; the oldest move to the store meanwhile, where steps read them as they read the
+ * prompt. Returns the largest error against attention over all; *moved: how many moved at the end,
+ * when a real engine would still have most of its answer before it. */
 static float generate(pfx_store* client, int* moved) {
   pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;
   pfx_session* session;
