@@ -161,22 +161,36 @@ bool HostTier::TakeFromOthers(const TierRegion& asks) {
 }
 
 bool HostTier::Grow(TierRegion& region, Access access) {
+  uint32_t block = 0;
+  {
+    std::lock_guard lock(mutex_);
+    auto memory = region.TakeBlockMemory();
+    if (free_blocks_ == 0 || !memory) {
+      if (access == Access::kScan || access == Access::kPrefetch) return false;
+      if (!TakeFromOthers(region)) return false;
+      if (!memory) memory = region.TakeBlockMemory();
+      if (!memory) return false;
+    }
+    region.GiveBackStray();
+    const Result<uint32_t> added = region.AddBlock(*std::move(memory));
+    if (!added.ok()) return Refused(added.error());
+    block = *added;
+    PREFIXD_CHECK(free_blocks_ > 0);
+    --free_blocks_;
+  }
+  // The kernel clears the memory here, by as many threads as want some: no tenant waits for
+  // another's.
+  const Status filled = region.FillBlock(block);
+  if (filled.ok()) return true;
   std::lock_guard lock(mutex_);
-  auto memory = region.TakeBlockMemory();
-  if (free_blocks_ == 0 || !memory) {
-    if (access == Access::kScan || access == Access::kPrefetch) return false;
-    if (!TakeFromOthers(region)) return false;
-    if (!memory) memory = region.TakeBlockMemory();
-    if (!memory) return false;
-  }
-  region.GiveBackStray();
-  if (Status added = region.AddBlock(*std::move(memory)); !added.ok()) {
-    if (!std::exchange(warned_, true)) LogWarning(added.error().message);
-    return false;
-  }
-  PREFIXD_CHECK(free_blocks_ > 0);
-  --free_blocks_;
-  return true;
+  region.DropBlock(block);
+  ++free_blocks_;
+  return Refused(filled.error());
+}
+
+bool HostTier::Refused(const Error& why) {
+  if (!std::exchange(warned_, true)) LogWarning(why.message);
+  return false;
 }
 
 bool HostTier::GiveBack(const std::string* tenant) {

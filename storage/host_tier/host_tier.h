@@ -79,6 +79,8 @@ class HostTier final : public TierBudget {
   // have pins, or there is none.
   bool GiveBack(const std::string* tenant);
   // The methods below require mutex_.
+  // Logs why the tier did not grow, once. Returns false.
+  bool Refused(const Error& why);
   // Takes a block from the tenant most above its share.
   bool TakeFromOthers(const TierRegion& asks);
   Division Divide(const TierRegion& asks) const;

@@ -131,11 +131,17 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   };
   Stats stats() const;
 
-  // The budget calls these, one at a time.
+  // The budget calls these, one at a time, but for FillBlock.
   uint64_t blocks() const { return n_blocks_; }
   // Takes what a block costs; nullopt: the budget of memory has no room.
   std::optional<MemoryCharge> TakeBlockMemory() const;
-  Status AddBlock(MemoryCharge memory);
+  // Adds a block whose memory is still to be taken, and returns its index. kInternal: the region is
+  // full.
+  Result<uint32_t> AddBlock(MemoryCharge memory);
+  // Takes the memory of the block that was added and hands out its frames; the time of clearing it.
+  // When that fails, the block is to be dropped.
+  Status FillBlock(uint32_t index);
+  void DropBlock(uint32_t index);
   // Evicts a block's pages (of the blocks without pins, the one with the fewest reused pages) and
   // gives its memory back. False when every block holds pins.
   bool RemoveBlock();
@@ -160,7 +166,6 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   void SweepLimbo();
   bool Pinned(TierBlock& block) const;
   bool Retire(uint32_t index);
-  void DropBlock(uint32_t index);
   std::span<std::byte> BlockBytes(uint32_t index) const;
 
   const Options options_;
@@ -172,7 +177,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   std::atomic<uint64_t> pinned_pages_{0};
   std::atomic<uint64_t> clock_{0};  // shared by the shards
   std::atomic<bool> warned_of_lock_{false};
-  uint32_t first_gap_ = 0;  // no block below it is missing; the budget alone uses it
+  uint32_t first_gap_ = 0;  // no block below it is missing; only under the budget's lock
 
   std::mutex pool_mutex_;
   std::vector<uint32_t> open_;   // blocks that may have free frames

@@ -26,18 +26,26 @@ std::optional<MemoryCharge> TierRegion::TakeBlockMemory() const {
   return options_.memory.TryTake(MemoryKind::kHostTier, bytes + bytes / kOverheadParts);
 }
 
-Status TierRegion::AddBlock(MemoryCharge memory) {
+Result<uint32_t> TierRegion::AddBlock(MemoryCharge memory) {
   while (first_gap_ < frames_.n_blocks() && frames_.block(first_gap_)) ++first_gap_;
   const uint32_t index = first_gap_;
   if (index == frames_.n_blocks()) {
     return Error{Code::kInternal, "the host tier's region is larger than its budget"};
   }
+  const uint32_t n = frames_.block_pages();
+  auto block = std::make_unique<TierBlock>(index * n, n);
+  block->memory = std::move(memory);
+  block->free.reserve(n);
+  std::lock_guard lock(pool_mutex_);
+  frames_.block(index) = std::move(block);
+  ++n_blocks_;
+  return index;
+}
+
+Status TierRegion::FillBlock(uint32_t index) {
   const std::span<std::byte> where = BlockBytes(index);
   const uint64_t offset = static_cast<uint64_t>(where.data() - bytes().data());
-  if (Status taken = memory_->Take(offset, where.size()); !taken.ok()) {
-    (void)memory_->GiveBack(offset, where.size());  // releases the part that was taken
-    return taken;
-  }
+  PREFIXD_TRY(memory_->Take(offset, where.size()));
   if (options_.lock_memory) {
     Status locked = memory_->Lock(offset, where.size());
     if (!locked.ok() && !warned_of_lock_.exchange(true)) {
@@ -45,16 +53,13 @@ Status TierRegion::AddBlock(MemoryCharge memory) {
     }
   }
   if (options_.on_block) options_.on_block(where, true);
-  const uint32_t n = frames_.block_pages();
-  auto block = std::make_unique<TierBlock>(index * n, n);
-  block->memory = std::move(memory);
-  block->free.reserve(n);
-  // The lowest frame is handed out first, so that runs that are read together lie together.
-  for (uint32_t i = n; i > 0; --i) block->free.push_back(block->first + i - 1);
   std::lock_guard lock(pool_mutex_);
-  frames_.block(index) = std::move(block);
+  TierBlock& block = *frames_.block(index);
+  const uint32_t n = frames_.block_pages();
+  // The lowest frame is handed out first, so that runs that are read together lie together.
+  for (uint32_t i = n; i > 0; --i) block.free.push_back(block.first + i - 1);
+  block.coming = false;
   open_.push_back(index);
-  ++n_blocks_;
   return {};
 }
 
@@ -71,9 +76,9 @@ bool TierRegion::RemoveBlock() {
   };
   std::vector<Candidate> candidates;
   for (uint32_t i = 0; i < frames_.n_blocks(); ++i) {
-    if (const auto& block = frames_.block(i)) {
-      candidates.push_back({block->hot.load(std::memory_order_relaxed), i});
-    }
+    const auto& block = frames_.block(i);
+    if (!block || block->coming) continue;
+    candidates.push_back({block->hot.load(std::memory_order_relaxed), i});
   }
   std::make_heap(candidates.begin(), candidates.end(), std::greater<>());
   for (int attempts = 0; !candidates.empty() && attempts < kRetireAttempts;) {
@@ -148,7 +153,7 @@ void TierRegion::GiveBackStray() {
 
 void TierRegion::DropBlock(uint32_t index) {
   const std::span<std::byte> where = BlockBytes(index);
-  if (options_.on_block) options_.on_block(where, false);
+  if (options_.on_block && !frames_.block(index)->coming) options_.on_block(where, false);
   Status given =
       memory_->GiveBack(static_cast<uint64_t>(where.data() - bytes().data()), where.size());
   if (!given.ok()) LogWarning(given.error().message);

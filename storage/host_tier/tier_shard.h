@@ -67,9 +67,10 @@ struct TierBlock {
   TierBlock(uint32_t first_frame, uint32_t n) : first(first_frame), frames(n) {}
   const uint32_t first;
   std::vector<TierFrame> frames;
-  std::vector<uint32_t> free;    // guarded by the region's pool mutex
-  std::atomic<uint32_t> hot{0};  // frames in main queues
-  bool retiring = false;         // its free frames are not handed out
+  std::vector<uint32_t> free;      // guarded by the region's pool mutex
+  std::atomic<uint32_t> hot{0};    // frames in main queues
+  bool retiring = false;           // its free frames are not handed out
+  std::atomic<bool> coming{true};  // its memory is being taken; it has no free frames yet
   MemoryCharge memory;
 };
 

@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -189,6 +192,31 @@ TEST(HostTierTenants, OneMayUseAllUntilAnotherClaimsItsShare) {
   tier->EraseSegment("b", 2);
   for (uint64_t p = 0; p < pages; ++p) Insert(*r[0], {3, p});
   EXPECT_EQ(r[0]->stats().memory_bytes, capacity);
+}
+
+// Clearing memory takes the kernel long: nobody waits for another's.
+TEST(HostTierTenants, TakeMemoryAtTheSameTime) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int taking = 0;
+  const auto tier = *HostTier::Create(
+      {.capacity_bytes = 16 * kMiB, .on_block = [&](std::span<std::byte>, bool taken) {
+         if (!taken) return;
+         std::unique_lock lock(mutex);
+         ++taking;
+         changed.notify_all();
+         changed.wait_for(lock, std::chrono::seconds(20), [&] { return taking >= 2; });
+       }});
+  const Region regions[] = {tier->ForTenant("a"), tier->ForTenant("b")};
+  const auto begun = std::chrono::steady_clock::now();
+  std::vector<std::jthread> threads;
+  for (const Region& region : regions) {
+    threads.emplace_back([&region] { Insert(*region, {1, 7}); });
+  }
+  threads.clear();
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(15));
+  for (const Region& region : regions) EXPECT_TRUE(Holds(*region, {1, 7}));
+  EXPECT_EQ(tier->stats().memory_bytes, Resident(regions));
 }
 
 TEST(HostTierTenants, SharesByNameAreKept) {
