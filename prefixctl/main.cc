@@ -1,7 +1,9 @@
 // prefixctl: manages a running prefixd. This file declares commands, flags and exit codes;
 // commands.cc carries the commands out.
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -326,6 +328,13 @@ int Fail(const Error& error) {
   return absent ? kExitNotFound : kExitError;
 }
 
+// What was to be printed and was not, on a full disk, is no success.
+int Finish(const Status& status) {
+  if (!status.ok()) return Fail(status.error());
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return kExitOk;
+  return Fail({Code::kIo, std::string("cannot write the output: ") + std::strerror(errno)});
+}
+
 int Run(const Options& options, const Command& command) {
   ConnectOptions connect;
   connect.tenant = options.tenant;
@@ -343,8 +352,7 @@ int Run(const Options& options, const Command& command) {
   const std::string address = options.address.empty() ? "unix:" + options.socket : options.address;
   auto client = RemoteStore::Connect(address, connect);
   if (!client.ok()) return Fail(client.error());
-  Status status = command(**client, options);
-  return status.ok() ? kExitOk : Fail(status.error());
+  return Finish(command(**client, options));
 }
 
 }  // namespace
@@ -374,6 +382,5 @@ int main(int argc, char** argv) {
   if (doctor) return Examine(options);
   if (bench) return bench();
   if (!local) return Run(options, command);
-  const prefixd::Status status = local(options);
-  return status.ok() ? kExitOk : Fail(status.error());
+  return Finish(local(options));
 }

@@ -39,7 +39,7 @@ Error Wrong(const std::string& file, const toml::node& node, const std::string& 
   return InvalidArgument(file + ":" + std::to_string(node.source().begin.line) + ": " + what);
 }
 
-Status CheckOwner(const std::filesystem::path& file, int fd) {
+Status CheckOwner(const std::filesystem::path& file, int fd, Who who) {
   struct stat st {};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
     return Error{Code::kFailedPrecondition, file.string() + " is no file"};
@@ -53,7 +53,8 @@ Status CheckOwner(const std::filesystem::path& file, int fd) {
                      "read or change it (mode " +
                      mode.data() + "): chmod 600 " + file.string()};
   }
-  if (st.st_uid != ::geteuid() && st.st_uid != 0) {
+  // Root looks after the daemon's file, whoever it runs as.
+  if (st.st_uid != ::geteuid() && st.st_uid != 0 && !(who == Who::kOperator && ::geteuid() == 0)) {
     return Error{Code::kFailedPrecondition,
                  file.string() + " belongs to user " + std::to_string(st.st_uid) +
                      ", who could let anyone in: it must belong to this user (" +
@@ -232,13 +233,13 @@ Result<AccessTable> ParseTokens(std::string_view text, const std::string& file) 
   return table;
 }
 
-Result<AccessTable> ReadTokens(const std::filesystem::path& file) {
+Result<AccessTable> ReadTokens(const std::filesystem::path& file, Who who) {
   const Descriptor fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) {
     return Error{Code::kNotFound,
                  "cannot read auth.tokens " + file.string() + ": " + std::strerror(errno)};
   }
-  PREFIXD_TRY(CheckOwner(file, fd.get()));
+  PREFIXD_TRY(CheckOwner(file, fd.get(), who));
   PREFIXD_ASSIGN(const std::string text, ReadRest(file, fd.get()));
   return ParseTokens(text, file.string());
 }
@@ -261,7 +262,7 @@ Status AppendToken(const std::filesystem::path& file, const TokenGrant& token) {
   if (fd.get() < 0) {
     return Error{Code::kIo, "cannot write " + file.string() + ": " + std::strerror(errno)};
   }
-  PREFIXD_TRY(CheckOwner(file, fd.get()));
+  PREFIXD_TRY(CheckOwner(file, fd.get(), Who::kOperator));
   PREFIXD_ASSIGN(const std::string before, ReadRest(file, fd.get()));
   const std::string lines = (before.empty() || before.ends_with('\n') ? "" : "\n") +
                             (before.empty() ? TokenLines(token).substr(1) : TokenLines(token));

@@ -57,9 +57,12 @@ struct AccessTable {
 
 // Parses the file's text. kInvalidArgument names file, line and what is wrong; `file` is its name.
 Result<AccessTable> ParseTokens(std::string_view text, const std::string& file);
+// Who reads the file: the daemon, or an operator, who as root looks after that of any user.
+enum class Who : uint8_t { kDaemon, kOperator };
 // Reads and parses it. kFailedPrecondition: somebody else than its owner may read or write it, or
-// the owner is neither this process's user nor root; kNotFound: it cannot be read.
-Result<AccessTable> ReadTokens(const std::filesystem::path& file);
+// the owner is neither this process's user nor root (nor, for root as an operator, anybody);
+// kNotFound: it cannot be read.
+Result<AccessTable> ReadTokens(const std::filesystem::path& file, Who who = Who::kDaemon);
 
 // Returns the lines of a token for the file, with an empty line before them.
 std::string TokenLines(const TokenGrant& token);

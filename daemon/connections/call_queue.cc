@@ -67,9 +67,9 @@ size_t CallQueue::running(Runs runs) const {
       std::ranges::count_if(running_, [&](const auto& call) { return call->runs == runs; }));
 }
 
-void CallQueue::CancelLong() {
+void CallQueue::CancelEndless() {
   for (const auto& call : running_) {
-    if (call->runs == Runs::kLong) call->canceller.Cancel();
+    if (call->may_take_hours()) call->canceller.Cancel();
   }
 }
 

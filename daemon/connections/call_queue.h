@@ -37,6 +37,14 @@ struct Call {
            frame.header.type == wire::MessageType::kReleaseRows;
   }
 
+  // Whether it is ended where a daemon stops, rather than waited for: others, such as the persist
+  // of an answer, are finished in the time there is.
+  bool may_take_hours() const {
+    return frame.header.type == wire::MessageType::kVerify ||
+           frame.header.type == wire::MessageType::kWaitReady ||
+           frame.header.type == wire::MessageType::kRewrite;
+  }
+
   Frame frame;
   const Runs runs;
   Response response;
@@ -69,7 +77,7 @@ class CallQueue {
   // Takes a running call with this id that no thread has begun, and that gives nothing back; null:
   // there is none.
   std::shared_ptr<Call> TakeUnbegun(uint64_t request_id) const;
-  void CancelLong();
+  void CancelEndless();
   // Cancels all that runs, and returns what waited.
   Calls CancelAll();
 

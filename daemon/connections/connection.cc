@@ -175,7 +175,7 @@ void Connection::Sent(const FrameWriter::Frame& frame) {
 void Connection::Drain() {
   draining_ = true;
   LeaveRing();
-  calls_.CancelLong();
+  calls_.CancelEndless();
   boost::system::error_code ignored;
   stream_.socket().shutdown(Socket::shutdown_receive, ignored);  // wakes the reader
   CloseIfDrained();

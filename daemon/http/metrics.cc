@@ -262,6 +262,7 @@ std::string MetricsText(const MetricsInput& input) {
   const auto unnamed = [&](const auto& of) { return !named.contains(of.tenant); };
   const size_t left_out = std::erase_if(runtime.tenants, unnamed);
   std::erase_if(runtime.memory_tenants, unnamed);
+  std::erase_if(runtime.host_tenants, unnamed);
   out.AddTable("store", runtime);
   out.Add(
       "prefixd_tenants_left_out",

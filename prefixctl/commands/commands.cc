@@ -317,11 +317,19 @@ namespace {
 
 Status ChangeLifetime(RemoteStore& client, const Options& options, const Lifetime& lifetime) {
   PREFIXD_TRY(client.SetLifetime(options.prefix, lifetime));
-  PREFIXD_ASSIGN(const PrefixDetail detail, client.Prefix(options.prefix));
-  if (options.json) {
-    PrintJson(ToJson(detail));
+  const auto detail = client.Prefix(options.prefix);
+  if (!detail.ok()) {
+    // It is done; a token that may write need not have the right to read.
+    if (options.json) {
+      PrintJson({{"prefix", options.prefix}, {"changed", true}});
+    } else {
+      std::printf("%s: changed (what it is now cannot be shown: %s)\n", options.prefix.c_str(),
+                  Printable(detail.error().message).c_str());
+    }
+  } else if (options.json) {
+    PrintJson(ToJson(*detail));
   } else {
-    std::printf("%s: %s\n", options.prefix.c_str(), LifetimeText(detail.summary).c_str());
+    std::printf("%s: %s\n", options.prefix.c_str(), LifetimeText(detail->summary).c_str());
   }
   return {};
 }

@@ -43,7 +43,7 @@ Status NewToken(const Options& options) {
 }
 
 Status CheckTokens(const Options& options) {
-  PREFIXD_ASSIGN(const AccessTable table, daemon::ReadTokens(options.file));
+  PREFIXD_ASSIGN(const AccessTable table, daemon::ReadTokens(options.file, daemon::Who::kOperator));
   if (options.json) {
     nlohmann::json tokens = nlohmann::json::array(), users = nlohmann::json::array();
     for (const TokenGrant& t : table.tokens) {

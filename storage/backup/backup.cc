@@ -134,10 +134,11 @@ class Writer {
     manifest_.created_unix_ms = NowUnixMs();
     PREFIXD_ASSIGN(const std::vector<Source> sources, SourcesIn(from_));
     PREFIXD_TRY(Reuse(sources));
-    PREFIXD_TRY(CopyNew());
-    PREFIXD_TRY(SyncDirectory(to_ / "data"));
-    CrashPoint("backup.copied");
-    PREFIXD_TRY(WriteBackupManifest(to_, manifest_));
+    if (Status copied = CopyAll(); !copied.ok()) {
+      report_.dropped_files = 0;
+      (void)Sweep(last_);  // what was copied is of no use, and may have filled the disk
+      return copied.error();
+    }
     CrashPoint("backup.counts");
     PREFIXD_TRY(Sweep(manifest_));
     report_.files = manifest_.files.size();
@@ -146,6 +147,14 @@ class Writer {
   }
 
  private:
+  // Copies what is new and makes it count.
+  Status CopyAll() {
+    PREFIXD_TRY(CopyNew());
+    PREFIXD_TRY(SyncDirectory(to_ / "data"));
+    CrashPoint("backup.copied");
+    return WriteBackupManifest(to_, manifest_);
+  }
+
   // Takes over what the last generation holds, and notes the rest.
   Status Reuse(const std::vector<Source>& sources) {
     for (const BackupFile& file : last_.files) known_[file.name] = &file;
@@ -298,6 +307,7 @@ Result<RestoreReport> RestoreBackup(const fs::path& from, const fs::path& to,
     return Error{Code::kFailedPrecondition,
                  to.string() + " is not empty; a backup is restored into a new directory"};
   }
+  PREFIXD_TRY(RefuseAsRoot(to));  // an empty directory may be the daemon's
   auto report = RestoreInto(from, to, progress);
   if (!report.ok()) {
     for (const auto& entry : fs::directory_iterator(to, failed)) fs::remove_all(entry, failed);

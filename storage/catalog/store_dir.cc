@@ -141,9 +141,22 @@ Status CreateStoreDir(const fs::path& dir) {
   return {};
 }
 
+Status RefuseAsRoot(const fs::path& dir) {
+  struct stat st {};
+  if (::geteuid() != 0 || ::stat(dir.c_str(), &st) != 0 || st.st_uid == 0) return {};
+  const std::string user = std::to_string(st.st_uid);
+  return Error{Code::kFailedPrecondition,
+               dir.string() + " belongs to user " + user +
+                   ", whose daemon could not open what root makes in it: do this as that user "
+                   "(setpriv --reuid " +
+                   user + " --regid " + std::to_string(st.st_gid) +
+                   " --clear-groups prefixctl ...)"};
+}
+
 Status RefuseLostCatalog(const fs::path& dir) {
   std::error_code error;
   if (fs::exists(dir / "catalog" / "CURRENT", error)) return {};
+  if (error) return ErrnoError(error.value(), "cannot look into " + (dir / "catalog").string());
   for (auto it = fs::directory_iterator(dir / "segments", error);
        !error && it != fs::directory_iterator(); it.increment(error)) {
     const auto entry = ParseSegmentsEntry(it->path().filename().string());

@@ -64,6 +64,10 @@ std::optional<SegmentsEntry> ParseSegmentsEntry(std::string_view file_name);
 Result<std::vector<std::filesystem::directory_entry>> ListDirectory(
     const std::filesystem::path& dir);
 
+// Refuses to make files as root in a directory of another user, whose daemon could not open them:
+// kFailedPrecondition, with the command to use.
+Status RefuseAsRoot(const std::filesystem::path& dir);
+
 // Returns kCorrupt when there are segment files but no catalog: opening would make an empty one,
 // and recovery would take every segment for an orphan. Changes nothing.
 Status RefuseLostCatalog(const std::filesystem::path& dir);

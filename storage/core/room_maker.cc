@@ -14,6 +14,9 @@ namespace {
 constexpr int kEvictionAttempts = 4;
 // Bounds one sweep, so that the maintenance thread gets to its other work.
 constexpr size_t kMaxSweptSegments = 256;
+// How long nothing is evicted for the disk's sake after that was seen to free nothing.
+constexpr auto kFutile = std::chrono::minutes(1);
+constexpr int kInVain = 2;  // evictions in a row
 
 }  // namespace
 
@@ -28,13 +31,45 @@ Result<SpaceReservation> RoomMaker::Reserve(const std::string& tenant, uint64_t 
   wanted_room_ = true;
   // One eviction runs at a time, so that no put takes the room that another has just made.
   std::lock_guard evicting(eviction_mutex_);
+  uint64_t evicted_for = 0;  // bytes of the disk
   for (int attempt = 0;; ++attempt) {
     PREFIXD_ASSIGN(const SpaceShortage shortage, parts_.space.TryReserve(tenant, bytes, &reserved));
+    if (evicted_for > 0) NoteFreed(evicted_for, shortage.disk);
     if (!shortage.any()) return reserved;
-    if (attempt == kEvictionAttempts || !EvictFor(tenant, shortage, "to make room for a put")) {
-      return parts_.space.Refusal(tenant, bytes, shortage);
+    const std::string futile = shortage.disk > 0 ? WhyFutile() : "";
+    if (!futile.empty() || attempt == kEvictionAttempts ||
+        !EvictFor(tenant, shortage, "to make room for a put")) {
+      Error refusal = parts_.space.Refusal(tenant, bytes, shortage);
+      if (!futile.empty()) refusal.message += "; " + futile;
+      return refusal;
     }
+    evicted_for = shortage.disk;
   }
+}
+
+std::string RoomMaker::WhyFutile() const {
+  if (parts_.snapshot_taken) {
+    return "a backup under way keeps the space of what would be evicted until it ends";
+  }
+  if (std::chrono::steady_clock::now() < futile_until_) {
+    return "what was evicted gave the disk no space back: something else keeps it, such as a "
+           "snapshot of the file system";
+  }
+  return "";
+}
+
+void RoomMaker::NoteFreed(uint64_t before, uint64_t after) {
+  if (after <= before / 2) {
+    in_vain_ = 0;
+    return;
+  }
+  if (++in_vain_ < kInVain) return;  // others may have taken what was freed
+  if (std::chrono::steady_clock::now() >= futile_until_ + kFutile) {
+    LogWarning(
+        "segments were evicted and the disk has no more space than before: something keeps it, "
+        "such as a snapshot of the file system; puts are refused rather than more evicted");
+  }
+  futile_until_ = std::chrono::steady_clock::now() + kFutile;
 }
 
 EvictionPlan RoomMaker::NewPlan() const {
@@ -98,8 +133,10 @@ bool RoomMaker::Retained(const SegmentId& id) const {
 Status RoomMaker::MakeHeadroom() {
   if (!wanted_room_.exchange(false)) return {};
   std::lock_guard evicting(eviction_mutex_);
-  PREFIXD_ASSIGN(const SpaceAccount::Headroom missing, parts_.space.MissingHeadroom());
-  if (missing.total == 0 && missing.tenants.empty()) return {};
+  PREFIXD_ASSIGN(SpaceAccount::Headroom missing, parts_.space.MissingHeadroom());
+  if (!WhyFutile().empty()) missing.disk = 0;
+  const uint64_t total = std::max(missing.store, missing.disk);
+  if (total == 0 && missing.tenants.empty()) return {};
   EvictionPlan plan = NewPlan();
   // A limit that no eviction can satisfy does not justify emptying the cache.
   const auto reach = [&plan](uint64_t bytes, const std::string* tenant) {
@@ -108,11 +145,16 @@ Status RoomMaker::MakeHeadroom() {
   };
   for (const auto& [tenant, bytes] : missing.tenants) reach(bytes, &tenant);
   const size_t for_quota = plan.victims().size();
-  if (missing.total > plan.freed()) reach(missing.total - plan.freed(), nullptr);
+  if (total > plan.freed()) reach(total - plan.freed(), nullptr);
   const std::span<const EvictionNode> victims = plan.victims();
   Evict(victims.first(std::min(victims.size(), kMaxSweptSegments)), for_quota,
         "so that the next puts need not wait");
-  if (victims.size() > kMaxSweptSegments) wanted_room_ = true;
+  if (victims.size() > kMaxSweptSegments) {
+    wanted_room_ = true;
+  } else if (missing.disk > 0 && !victims.empty()) {
+    PREFIXD_ASSIGN(const SpaceAccount::Headroom left, parts_.space.MissingHeadroom());
+    NoteFreed(missing.disk, left.disk);
+  }
   return {};
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -36,11 +37,15 @@ class RoomMaker {
     const BlobStore& blobs;
     SpaceAccount& space;
     SegmentRemoval& removal;
+    // While one is taken its links keep the space of what is evicted.
+    const std::atomic<bool>& snapshot_taken;
   };
   explicit RoomMaker(const Parts& parts) : parts_(parts) {}
 
   // kResourceExhausted below the free-space watermark or above a quota, when evicting does not help
-  // either; then nothing was evicted.
+  // either; then nothing was evicted, but for what showed that the disk gives no space back (a
+  // snapshot of the file system keeps it): after that nothing is evicted for the disk's sake for a
+  // minute.
   Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
   // Evicts a little ahead of the puts, if there were any.
   Status MakeHeadroom();
@@ -49,6 +54,11 @@ class RoomMaker {
 
  private:
   EvictionPlan NewPlan() const;
+  // Returns why evicting frees no space on the disk; empty: it does. REQUIRES eviction_mutex_.
+  std::string WhyFutile() const;
+  // Notes what is still short on the disk after an eviction for `before` bytes of it. REQUIRES
+  // eviction_mutex_.
+  void NoteFreed(uint64_t before, uint64_t after);
   // Returns false and evicts nothing when everything that may go frees too little. REQUIRES
   // eviction_mutex_, as Evict does.
   bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
@@ -60,6 +70,9 @@ class RoomMaker {
   const Parts parts_;
   std::mutex eviction_mutex_;
   std::atomic<bool> wanted_room_{false};
+  // Guarded by eviction_mutex_.
+  int in_vain_ = 0;  // evictions in a row that freed nothing
+  std::chrono::steady_clock::time_point futile_until_{};
   struct EvictionCount {
     uint64_t segments = 0, bytes = 0;
   };

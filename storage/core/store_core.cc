@@ -121,7 +121,7 @@ void StoreCore::JoinParts() {
   names = std::make_unique<PrefixNames>(
       PrefixNames::Parts{commit_mutex, *catalog, tree, *segments, *removal, counters.expired});
   room = std::make_unique<RoomMaker>(
-      RoomMaker::Parts{options, commit_mutex, tree, *blobs, *space, *removal});
+      RoomMaker::Parts{options, commit_mutex, tree, *blobs, *space, *removal, snapshot_taken});
   verifier = std::make_unique<Verifier>(
       Verifier::Parts{options, direct, services, tree, files, *blobs, *models, *segments});
 }

@@ -125,8 +125,8 @@ Result<SpaceAccount::Headroom> SpaceAccount::MissingHeadroom() const {
     return quota == 0 ? 0 : Excess(used, quota - quota / kHeadroomParts);
   };
   PREFIXD_ASSIGN(const uint64_t free, FreeForPuts());
-  missing.total = std::max(beyond(taken.total(), options_.quota_bytes),
-                           Excess(taken.total() / kHeadroomParts, free));
+  missing.store = beyond(taken.total(), options_.quota_bytes);
+  missing.disk = Excess(taken.total() / kHeadroomParts, free);
   for (const auto& [tenant, bytes] : taken.by_tenant()) {
     if (const uint64_t over = beyond(bytes, QuotaOf(tenant)); over > 0) {
       missing.tenants[tenant] = over;

@@ -73,7 +73,7 @@ class SpaceAccount {
   // Headroom is the room still missing to keep some ready (a 32nd of each quota, and of the bytes
   // stored on the disk), so that puts need not wait for an eviction.
   struct Headroom {
-    uint64_t total = 0;  // missing in the whole store
+    uint64_t store = 0, disk = 0;  // missing in the whole store, and on its disk
     std::map<std::string, uint64_t> tenants;
   };
   Result<Headroom> MissingHeadroom() const;

@@ -70,8 +70,14 @@ std::shared_ptr<TierRegion> HostTier::ForTenant(std::string_view tenant) {
   std::lock_guard lock(mutex_);
   if (const auto it = regions_.find(tenant); it != regions_.end()) return it->second;
   // A region without memory that no reader holds is only addresses and a descriptor.
-  std::erase_if(regions_, [](const auto& entry) {
-    return entry.second.use_count() == 1 && entry.second->blocks() == 0;
+  std::erase_if(regions_, [this](const auto& entry) {
+    if (entry.second.use_count() > 1 || entry.second->blocks() > 0) return false;
+    const TierRegion::Stats s = entry.second->stats();
+    gone_.hits += s.hits;
+    gone_.misses += s.misses;
+    gone_.evictions += s.evictions;
+    gone_.ahead += s.ahead;
+    return true;
   });
   auto region = NewRegion(tenant);
   if (!region.ok() && !std::exchange(warned_, true)) LogWarning(region.error().message);
@@ -209,7 +215,7 @@ bool HostTier::GiveBack(const std::string* tenant) {
 
 HostTier::Stats HostTier::stats() const {
   std::lock_guard lock(mutex_);
-  Stats out;
+  Stats out = gone_;
   out.capacity = n_blocks_ * block_bytes();
   out.huge_pages = huge_pages_;
   Division division;

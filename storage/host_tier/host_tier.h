@@ -98,6 +98,7 @@ class HostTier final : public TierBudget {
   uint64_t free_blocks_ = 0;
   uint64_t next_id_ = 1;
   bool warned_ = false;
+  Stats gone_;  // counts of regions that are no more: the tier's only grow
   std::map<std::string, std::shared_ptr<TierRegion>, std::less<>> regions_;
   MemoryBudget::Giver giver_;
 };

@@ -55,6 +55,7 @@ class Rebuilder {
     if (!Exists(dir_ / "segments") && !Exists(dir_ / "STORE")) {
       return Error{Code::kNotFound, "there is no prefixd store in " + dir_.string()};
     }
+    PREFIXD_TRY(RefuseAsRoot(dir_));
     PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(dir_));
     PREFIXD_TRY(CreateStoreDir(dir_));
     PREFIXD_TRY(ReadIdentity());

@@ -15,7 +15,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from prefixd import arrays
-from prefixd.errors import FailedPrecondition, InvalidArgument
+from prefixd.errors import FailedPrecondition, InvalidArgument, PrefixdError
 from prefixd.estimate import ReuseEstimate
 from prefixd.model import ModelSpec
 from prefixd.put import PutResult
@@ -138,9 +138,12 @@ class PrefixLayer(_Layer, DynamicLayer):
         return self._kept() + query_length - leaves, self.rows.columns + self.handed + leaves
 
     def crop(self, tokens_to_remove: int) -> None:
-        if self.handed > 0 and tokens_to_remove:
+        """Gets 0 or less from PrefixCache.crop."""
+        if tokens_to_remove == 0:
+            return
+        if self.handed > 0:
             raise FailedPrecondition("tokens were handed over (own_window): they cannot be cropped")
-        if abs(tokens_to_remove) > self._kept():
+        if -tokens_to_remove > self._kept():
             raise FailedPrecondition(
                 "a stored prefix cannot be cropped; attach again with n_tokens"
             )
@@ -350,7 +353,7 @@ class PrefixCache(Cache):
 
     def stored(self) -> list[PutResult | None]:
         """Waits until the prompts' new tokens are durable; None for rows that were stored
-        already."""
+        already. Raises what made storing fail, which the model's own passes go on without."""
         if self.recorder is None:
             raise FailedPrecondition("this cache was made with store=False")
         return self.recorder.results()
@@ -365,11 +368,25 @@ class PrefixCache(Cache):
         return self.recorder.persist_conversation(self.rows.derived)
 
     def close(self, abort: bool = False) -> None:
-        if self.recorder is not None:
-            self.recorder.close(abort)
+        """Detaches whatever fails, and then says the first failure; nothing with `abort`, whose reason is another."""
+        try:
+            if self.recorder is not None:
+                self.recorder.close(abort)
+        finally:
+            failed = self._detach()
+        if failed is not None and not abort:
+            raise failed
+
+    def _detach(self) -> PrefixdError | None:
+        """Returns the first failure."""
+        failed = None
         for session in {id(s): s for s in self.rows.sessions if s is not None}.values():
-            if session.final_report is None:
-                session.detach()
+            try:
+                if session.final_report is None:
+                    session.detach()
+            except PrefixdError as error:
+                failed = failed or error
+        return failed
 
     # ---- what generate does to a batch ----
 
@@ -389,9 +406,13 @@ class PrefixCache(Cache):
         super().batch_select_indices(indices)
 
     def crop(self, tokens_to_remove: int) -> None:
-        if self.recorder is not None and tokens_to_remove:
-            self.recorder.crop(abs(tokens_to_remove))
+        """Removes the last -n tokens. A positive n is the length that stays, as for transformers' own caches, whose
+        layers would take it for a length of what they have in memory."""
+        if tokens_to_remove > 0:
+            tokens_to_remove = min(0, tokens_to_remove - self.get_seq_length())
         super().crop(tokens_to_remove)
+        if self.recorder is not None and tokens_to_remove:
+            self.recorder.crop(-tokens_to_remove)  # once no layer has refused
 
     def _forget_recording(self) -> None:
         # Rows of a prompt are recorded before generate moves beams about. Beams cannot be continued

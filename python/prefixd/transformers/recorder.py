@@ -1,14 +1,16 @@
 """Stores the rows that a PrefixCache sees: the prompt's new tokens while they are prefilled, on the
-puts' own threads, and generated ones when the conversation is to be continued."""
+puts' own threads, and generated ones when the conversation is to be continued. A put that fails ends, and the model
+goes on: who asks for what was stored is told."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
 
-from prefixd.errors import FailedPrecondition
+from prefixd.errors import FailedPrecondition, PrefixdError
 from prefixd.put import Put, PutResult
 
 # Begins to store these tokens; the flag says whether their rows are derived, the text names the
@@ -37,6 +39,7 @@ class Recorder:
         self.lineage = lineage  # of derived rows that are stored here
         self._puts: list[Put | None] = []
         self._commits: list[Future[PutResult] | None] = [None] * len(pads)
+        self._failures: list[PrefixdError | None] = [None] * len(pads)
         self._done: list[set[int]] = [set() for _ in pads]
         # Why what comes after the prompt is not recorded; None: it is.
         self._no_conversation: str | None = None
@@ -95,7 +98,11 @@ class Recorder:
             end = min(first_column + of_prompt, pad + put.missing.stop)
             if begin < end:
                 part = slice(begin - first_column, end - first_column)
-                put.write(layer, begin - pad, *_rows(keys, values, b * times, part))
+                try:
+                    put.write(layer, begin - pad, *_rows(keys, values, b * times, part))
+                except PrefixdError as error:
+                    self._fail(b, error)
+                    continue
             if first_column + n >= self._columns:
                 self._done[b].add(layer)
         if self._no_conversation is None and of_prompt < n:
@@ -115,7 +122,10 @@ class Recorder:
             end = min(first_column + query.shape[2], self._columns)
             if begin < end:
                 part = query[b * times, :, begin - first_column : end - first_column]
-                put.write_queries(layer, begin - pad, part.transpose(0, 1))
+                try:
+                    put.write_queries(layer, begin - pad, part.transpose(0, 1))
+                except PrefixdError as error:
+                    self._fail(b, error)
 
     def commit_finished(self) -> None:
         """Commits prompts whose layers are all complete, after a forward pass. Does not wait."""
@@ -125,7 +135,17 @@ class Recorder:
                 and self._commits[b] is None
                 and len(self._done[b]) == self._n_layers
             ):
-                self._commits[b] = put.commit()
+                try:
+                    self._commits[b] = put.commit()
+                except PrefixdError as error:
+                    self._fail(b, error)
+
+    def _fail(self, b: int, error: PrefixdError) -> None:
+        """Drops a put inside the model's forward pass, which is no place to raise its error."""
+        put, self._puts[b] = self._puts[b], None
+        self._failures[b] = error
+        if put is not None:
+            _abort(put)
 
     def crop(self, tokens: int) -> None:
         """Drops the last tokens, which were not accepted."""
@@ -134,7 +154,7 @@ class Recorder:
         self._later = [_cut(chunks, tokens) for chunks in self._later]
         ids = torch.cat(self._later_ids, dim=1) if self._later_ids else None
         if ids is not None:
-            self._later_ids = [ids[:, : ids.shape[1] - tokens]]
+            self._later_ids = [ids[:, : max(0, ids.shape[1] - tokens)]]
 
     def end_conversation(self, why: str) -> None:
         """Records no more of what comes after the prompt, and drops what was."""
@@ -146,7 +166,9 @@ class Recorder:
 
     def results(self) -> list[PutResult | None]:
         results = []
-        for put, commit in zip(self._puts, self._commits, strict=True):
+        for put, commit, failure in zip(self._puts, self._commits, self._failures, strict=True):
+            if failure is not None:
+                raise failure
             if put is not None and commit is None:
                 raise FailedPrecondition(
                     "the prompt was not prefilled to its end, so it is not stored"
@@ -200,16 +222,22 @@ class Recorder:
         return tokens[: min(len(tokens), end + 1)] if end < len(tokens) else tokens
 
     def close(self, abort: bool) -> None:
-        """Waits for commits that are under way; aborts puts whose prompt was not finished."""
-        failed = None
+        """Waits for commits that are under way; aborts puts whose prompt was not finished. Raises what has failed,
+        if not `abort`."""
+        failed: BaseException | None = next((one for one in self._failures if one is not None), None)
         for put, commit in zip(self._puts, self._commits, strict=False):
             if commit is not None:
                 failed = failed or commit.exception()
             elif put is not None:
-                put.abort()
+                _abort(put)
         self._puts = [None] * len(self._puts)
         if failed is not None and not abort:
             raise failed
+
+
+def _abort(put: Put) -> None:
+    with contextlib.suppress(PrefixdError):  # a daemon that is away has ended it
+        put.abort()
 
 
 def _rows(

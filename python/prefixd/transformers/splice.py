@@ -115,7 +115,9 @@ class Splice:
             raise InvalidArgument(f"input_ids must be [batch, tokens], not {tuple(ids.shape)}")
         pads = _pads(ids, attention_mask)
         if prefix is not None:
-            self.check_prefix(prefix)
+            detail = self.check_prefix(prefix)
+            for row, pad in zip(ids, pads, strict=True):
+                self._check_begins(row[pad:], prefix, detail, accept_approximate, lineage)
         # The model always runs the last token, because its logits are needed.
         matches = [
             self.store.match(
@@ -215,11 +217,12 @@ class Splice:
             results.append(put.result())
         return results
 
-    def check_prefix(self, prefix: str) -> None:
-        """Refuses a prefix that another model stored, naming what differs."""
-        name = self.store.prefix(prefix)["summary"]["model"]
+    def check_prefix(self, prefix: str) -> dict[str, Any]:
+        """Refuses a prefix that another model stored, naming what differs. Returns what the store says of it."""
+        detail = self.store.prefix(prefix)
+        name = detail["summary"]["model"]
         if name == self.spec.name:
-            return
+            return detail
         stored = self._stored_spec(name)
         what = (
             identity.differences(stored, self.spec) if stored else "it is not registered any more"
@@ -230,6 +233,31 @@ class Splice:
         )
 
     # ---- inside ----
+
+    def _check_begins(
+        self,
+        row: torch.Tensor,
+        prefix: str,
+        detail: dict[str, Any],
+        accept_approximate: bool,
+        lineage: str,
+    ) -> None:
+        """Refuses a prompt that does not begin with the prefix."""
+        n = detail["summary"]["n_tokens"]
+        # Of exactly so many tokens, so that what continues the prefix does not match instead of it.
+        match = self.store.match(
+            self.spec.name,
+            row[:n],
+            tenant=self.tenant,
+            accept_approximate=accept_approximate,
+            lineage=lineage,
+        )
+        # A compacted prefix is found by the name of the segment that it ends in now.
+        if match.n_tokens < n or match.prefix not in (prefix, detail["chain"][-1]):
+            raise InvalidArgument(
+                f"the prompt does not begin with the {n} tokens of prefix {prefix}, or may not use them (another "
+                f"tenant's, or derived ones without their lineage): {match.n_tokens} of its tokens are stored"
+            )
 
     def _attach(
         self,

@@ -20,7 +20,7 @@ from prefixd.vllm.attached.scheduling import Attaching
 from prefixd.vllm.daemon import Daemon
 from prefixd.vllm.identity import describe
 from prefixd.vllm.messages import StepMessage
-from prefixd.vllm.options import Options
+from prefixd.vllm.options import Options, check_role
 from prefixd.vllm.scheduler import SchedulerSide
 from prefixd.vllm.stats import Counts
 from prefixd.vllm.worker import WorkerSide
@@ -45,6 +45,7 @@ class PrefixdConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
+        check_role(transfer.kv_role)
         options = Options.read(transfer.kv_connector_extra_config)
         spec = describe(vllm_config, options.weights)
         block_tokens = int(vllm_config.cache_config.block_size)
@@ -128,6 +129,14 @@ class PrefixdConnector(KVConnectorBase_V1):
             self._attaching.finished(request.request_id)
         return False, None
 
+    def reset_cache(self) -> bool | None:
+        """False: vLLM takes anything else for a store that is empty now."""
+        logger.warning(
+            "prefixd: what is stored stays, because other engines may use it; 'prefixctl prefixes remove' removes it. "
+            "After a change of weights, end this engine and start another, which stores under their fingerprint"
+        )
+        return False
+
     # ---- a worker's process ----
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -173,11 +182,14 @@ class PrefixdConnector(KVConnectorBase_V1):
         if self._worker is None:
             return self._in_scheduler.take_counts()
         counts = self._worker.take_counts()
-        if self._attending is not None and get_tensor_model_parallel_rank() == 0:
-            attended = self._attending.take_counts()
-            counts = attended if counts is None else counts.aggregate(attended)
-            return None if counts.is_empty() else counts
-        return counts
+        if self._attending is None:
+            return counts
+        attended = self._attending.take_counts()  # on every rank, because it drops the reports that have come
+        if get_tensor_model_parallel_rank() > 0:
+            return None  # the first rank counts for all
+        if counts is not None:
+            attended.aggregate(counts)
+        return None if attended.is_empty() else attended
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

@@ -48,6 +48,10 @@ class Options:
                 "kv_connector_extra_config needs 'prefixd': the address of a daemon (unix:/path, tcp:host:port, "
                 "tls:host:port), or a directory, in which one is started"
             )
+        if not isinstance(given.get("daemon", ()), (list, tuple)):
+            raise InvalidArgument(
+                f"'daemon' of kv_connector_extra_config is a list of arguments, not {given['daemon']!r}"
+            )
         values = {**given, "daemon": tuple(str(argument) for argument in given.get("daemon", ()))}
         for name, value in values.items():
             wanted = _TYPES[type(known[name].default)] if name != "prefixd" else (str,)
@@ -66,4 +70,23 @@ class Options:
                 "min_tokens, park_tokens, attach_tokens, match_seconds and prefill_tokens_per_second are 0 or more, "
                 "call_seconds is above 0"
             )
+        _agree(options, given)
         return options
+
+
+def _agree(options: Options, given: Mapping[str, Any]) -> None:
+    """Refuses options that would have no effect beside the others."""
+    if options.attach and not options.load:
+        raise InvalidArgument('"attach" needs "load": what is not looked for cannot be attached')
+    for name in ("attach_tokens", "policy"):
+        if name in given and not options.attach:
+            raise InvalidArgument(f'"{name}" is of attached prefixes: it needs "attach": true')
+
+
+def check_role(role: str | None) -> None:
+    """vLLM's roles split an engine in two, of which each would do the half of what the connector does."""
+    if role != "kv_both":
+        raise InvalidArgument(
+            f'kv_role is {role!r}, and the connector knows "kv_both" alone; "store": false or "load": false in '
+            "kv_connector_extra_config makes an engine that only loads or only stores"
+        )

@@ -4,7 +4,7 @@ loaded and stored. Nothing here waits for disk or daemon."""
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -40,6 +40,7 @@ class _Saving:
     tokens: list[int]
     salt: str
     told: bool = False  # whether the worker has the tokens
+    blocks: list[int] = field(default_factory=list)  # as the worker was told last
 
 
 class SchedulerSide:
@@ -57,6 +58,9 @@ class SchedulerSide:
         self._loaded: dict[str, Load] = {}  # of the last steps, until the request ends
         self._prompts: dict[str, _Saving] = {}  # of requests that are stored, until they end
         self._saving: dict[str, _Saving] = {}  # those of which tokens are to be computed yet
+        # Blocks that a failed load has left wrong, until they are computed again. vLLM's prefix cache goes on
+        # giving them to requests meanwhile.
+        self._wrong: set[int] = set()
 
     # ---- finding ----
 
@@ -187,6 +191,8 @@ class SchedulerSide:
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        if self._wrong and state is not None:
+            self._mend(output, computed, message.loads)
         for request, n in output.num_scheduled_tokens.items():
             load, saving = self._loads.pop(request, None), self._saving.get(request)
             if load is None and saving is None:
@@ -199,28 +205,56 @@ class SchedulerSide:
                 load.blocks = blocks
                 self._loaded[request] = load
                 message.loads.append(load)
-            if saving is not None:
+            if saving is not None and not self._wrong.isdisjoint(blocks[: computed[request] // self._block]):
+                del self._saving[request]  # computed over rows that are wrong: never stored
+            elif saving is not None:
                 end = min(computed[request] + n, len(saving.tokens))
                 last = end == len(saving.tokens)
                 tokens = None if saving.told else saving.tokens
                 message.saves.append(Save(request, saving.salt, end, last, blocks, tokens, computed[request]))
-                saving.told = True
+                saving.told, saving.blocks = True, blocks
                 if last:
                     del self._saving[request]
         return message
 
+    def _mend(self, output: SchedulerOutput, computed: dict[str, int], parked: list[Load]) -> None:
+        """Takes blocks for right again that this step loads, or computes to their end behind right ones."""
+        for one in parked:
+            self._wrong.difference_update(one.blocks[one.begin // self._block : one.end // self._block])
+        for request, n in output.num_scheduled_tokens.items():
+            tables = output.kv_connector_block_state.get_block_ids(request)
+            if tables is None:
+                continue
+            load = self._loads.get(request)
+            first = computed[request] if load is None else load.begin
+            before, last = first // self._block, computed[request] + n
+            if self._wrong.isdisjoint(tables[0][:before]):
+                self._wrong.difference_update(tables[0][before : last // self._block])
+            else:
+                self._wrong.update(tables[0][before : -(-last // self._block)])
+
     def worked(self, output: KVConnectorOutput) -> None:
-        """vLLM computes again what could not be loaded, and then it is stored."""
-        invalid = set(output.invalid_block_ids or ())
+        """vLLM computes again what could not be loaded, and what was computed over it; then it is stored."""
+        invalid = {block for block in output.invalid_block_ids or () if block >= 0}  # markers are below (spec.py)
         if not invalid:
             return
+        again = set()
         for request, load in list(self._loaded.items()):
-            if invalid.intersection(load.blocks):
+            if not invalid.isdisjoint(load.blocks):
                 del self._loaded[request]
                 self._given_up.add(request)
-                if prompt := self._prompts.get(request):
-                    prompt.told = False
-                    self._saving[request] = prompt
+                self._doubt(load.blocks, invalid)
+                again.add(request)
+        for request, prompt in self._prompts.items():
+            if request in again or not invalid.isdisjoint(prompt.blocks):
+                self._doubt(prompt.blocks, invalid)
+                prompt.told = False
+                self._saving[request] = prompt
+
+    def _doubt(self, blocks: list[int], invalid: set[int]) -> None:
+        """What was computed behind the first invalid block is wrong, too."""
+        first = next((i for i, block in enumerate(blocks) if block in invalid), len(blocks))
+        self._wrong.update(blocks[first:])
 
     def finished(self, request: str) -> None:
         for kept in (self._asked, self._loads, self._loaded, self._prompts, self._saving):

@@ -29,6 +29,7 @@ class Counts(KVConnectorStats):
         return {name: round(n, 4) for name, n in sorted(self.data.items())}
 
     def is_empty(self) -> bool:
+        """Whether there is nothing but seconds, which each step has."""
         return not any(n for name, n in self.data.items() if not name.endswith("_seconds"))
 
     @classmethod

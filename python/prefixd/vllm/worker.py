@@ -159,10 +159,12 @@ class WorkerSide:
             "prefixd: %d tokens of request %s are computed again: %s", load.end - load.begin, load.request, error
         )
         self._counts.add(failed_loads=1)
-        self._invalid.update(load.blocks[load.begin // self._block : load.end // self._block])
-        # What is computed in this step is wrong as well.
-        if recorder := self._recorders.pop(load.request, None):
-            recorder.abort()
+        failed = set(load.blocks[load.begin // self._block : load.end // self._block])
+        self._invalid |= failed
+        # What is computed over them in this step is wrong as well, by whatever request: vLLM gives the blocks of a
+        # load to others that are admitted with it.
+        wrong = {load.request} | {save.request for save in self._message.saves if not failed.isdisjoint(save.blocks)}
+        self.finished(wrong)
 
     def after_layer(self, name: str) -> None:
         started = time.perf_counter()
@@ -200,9 +202,12 @@ class WorkerSide:
         return taken
 
     def take_counts(self) -> Counts | None:
-        """Returns what happened since the last call; the first rank counts for all."""
+        """Returns what happened since the last call; the first rank counts for all. Seconds alone stay for a later
+        call."""
+        if self._counts.is_empty():
+            return None
         taken, self._counts = self._counts, Counts()
-        return None if taken.is_empty() or self._heads[0] > 0 else taken
+        return None if self._heads[0] > 0 else taken
 
     def close(self) -> None:
         for recorder in self._recorders.values():

@@ -66,6 +66,35 @@ def test_tokens_beyond_a_window_are_handed_over(batch: int, window: int, store: 
             model(ids[:, :2], past_key_values=cache)
 
 
+@torch.no_grad()
+def test_cropped_tokens_are_run_again(store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=FULL)
+    prompt = tokens(60, seed=6)
+    with splice.cache(prompt) as cache:
+        spliced(model, prompt, cache)
+    ids = torch.cat([prompt, tokens(30, seed=7)], dim=1)
+    want = native(model, ids)
+    with splice.cache(ids[:, :70]) as cache:
+        model(ids[:, 60:70], past_key_values=cache)
+        # Negative: so many tokens go. Positive: so many stay, of the stored ones, too.
+        for crop, left in ((-4, 76), (73, 73)):
+            model(ids[:, cache.get_seq_length() : 80], past_key_values=cache)
+            cache.crop(crop)
+            assert cache.get_seq_length() == left
+        model(ids[:, 73:80], past_key_values=cache)
+        for nothing in (0, 80, 200):
+            cache.crop(nothing)
+            assert cache.get_seq_length() == 80
+        for crop in (-21, 59):
+            with pytest.raises(prefixd.FailedPrecondition, match="cannot be cropped"):
+                cache.crop(crop)
+        got = model(ids[:, 80:], past_key_values=cache).logits
+        assert torch.allclose(got, want[:, 80:], atol=1e-3)
+        assert cache.persist()[0].n_tokens == 90
+    assert store.match(splice.spec.name, ids[0]).n_tokens == 90
+
+
 def test_beams_hand_tokens_over_each_to_its_own(store: prefixd.Store) -> None:
     model = make("llama")
     splice = Splice(store, model, policy=prefixd.Policy(mode="full", own_window=4))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
 import prefixd
-from prefixd.transformers import Splice
+from prefixd.transformers import PrefixCache, Splice
 from tests.torch.splicing import CONFIGS, FULL, TINY, make, native, open_store, spliced, tokens
 
 
@@ -68,7 +69,17 @@ def test_another_models_prefix_is_refused_with_what_differs(store: prefixd.Store
         spliced(splice.model, prompt, cache)
     prefix = cache.stored()[0].prefix
     longer = torch.cat([prompt, tokens(4, seed=1)], dim=1)
-    splice.cache(longer, prefix=prefix, store=False).close()
+    for begins in (longer, prompt):
+        splice.cache(begins, prefix=prefix, store=False).close()
+    with splice.cache(longer) as cache:
+        spliced(splice.model, longer, cache)
+    splice.cache(longer, prefix=prefix, store=False).close()  # what continues it is attached
+    for not_begins in (torch.cat([prompt[:, :90], tokens(40, seed=2)], dim=1), prompt[:, :90]):
+        for _ in range(2):
+            with pytest.raises(prefixd.InvalidArgument, match="does not begin with the 100 tokens"):
+                splice.cache(not_begins, prefix=prefix)
+            with splice.cache(not_begins) as cache:  # a branch that shares some of its tokens
+                spliced(splice.model, not_begins, cache)
 
     rope = copy.deepcopy(CONFIGS["llama"])
     rope.rope_parameters = {"rope_type": "default", "rope_theta": 5e5}
@@ -127,6 +138,49 @@ def test_feature_maps_of_another_model_are_refused(store: prefixd.Store) -> None
         model.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
     with pytest.raises(prefixd.InvalidArgument, match="the model was changed since"):
         Splice(store, model, feature_maps=maps, checkpoint=TINY)
+
+
+class Broken:
+    """Stands for a put whose writes fail."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def write(self, *given: Any) -> None:
+        raise prefixd.Unavailable("the daemon closed the connection")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
+def test_a_put_that_fails_is_said_when_it_is_asked_for(store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=FULL)
+    ids = tokens(60)
+    with splice.cache(ids) as cache:
+        spliced(model, ids, cache)
+    longer = torch.cat([ids, tokens(20, seed=1)], dim=1)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+    def ask(then: Callable[[PrefixCache], Any]) -> None:
+        with splice.cache(longer) as cache:
+            assert cache.recorder is not None
+            (put,) = cache.recorder._puts
+            assert put is not None
+            put.core = Broken(put.core)
+            out = model.generate(longer, past_key_values=cache, **options)
+            assert torch.equal(out, model.generate(longer, **options))
+            sessions.extend(cache.sessions)
+            then(cache)
+
+    sessions: list[Any] = []
+    for then in (PrefixCache.stored, PrefixCache.persist, lambda cache: None):
+        with pytest.raises(prefixd.Unavailable, match="closed the connection"):
+            ask(then)
+    assert all(session.final_report is not None for session in sessions)
+    with pytest.raises(KeyError):  # and does not hide what went wrong in the block
+        ask(lambda cache: {}["nothing"])
+    assert store.match(splice.spec.name, longer[0]).n_tokens == 60
 
 
 def test_misuse_is_said(store: prefixd.Store) -> None:

@@ -29,6 +29,8 @@ PROMPTS |= {
     "first branch": _HALF + engines.text(9000, 150)[1:],
     "second branch": _HALF + engines.text(11000, 250)[1:],
     "damaged": engines.text(12000, 300),
+    "damaged together": engines.text(16600, 300),
+    "beside the damaged": engines.text(16600, 256) + engines.text(17400, 100)[1:],
     "damaged and parked": engines.text(13000, 500),
     "killed while loading": engines.text(13600, 380),
     "killed while parked": engines.text(14000, 450),

@@ -215,9 +215,13 @@ def test_what_only_the_store_can_refuse_fails_alone(attached: Attached, stock: d
 
 def test_a_prompt_larger_than_the_cache_does_not_wait_for_ever(attached: Attached, stock: dict[str, Any]) -> None:
     PROMPTS["huge"] = engines.text(40000, POOL * BLOCK + 5)
+    sampling = engines.sampling(ANSWER)
+    sampling.prompt_logprobs = 1  # vLLM computes every token, and takes what the connector finds for nothing
+    sampling.skip_reading_prefix_cache = True
+    attached.core.add_request("all of it", {"prompt_token_ids": PROMPTS["huge"]}, sampling)
     huge, good = attached.begin("huge"), attached.begin("c0")
     answers = attached.run()
-    assert answers[huge]["end"] == "error"
+    assert answers["all of it"]["end"] == answers[huge]["end"] == "error"
     equal(answers[good], stock["c0"])
 
 

@@ -35,6 +35,21 @@ def test_damaged_rows_are_computed_again(
 ) -> None:
     prompt = PROMPTS[name]
     keep(engine, stored, prompt)
+    prefix = damage(daemon, prompt)
+    assert stored(prompt) == len(prompt)  # nobody has read the rows yet
+    got = engine.ask(prompt)
+    same(got, stock[name])
+    eventually(lambda: stored(prompt) == len(prompt))
+    with daemon.store() as store:
+        assert store.match(own_model(store), prompt).prefix != prefix  # stored again
+    engine.forget()
+    again = engine.ask(prompt)
+    same(again, stock[name])
+    assert again["cached"] == claimable(len(prompt))
+
+
+def damage(daemon: Daemon, prompt: list[int]) -> str:
+    """Flips bits of a stored prompt's rows; returns its prefix."""
     with daemon.store() as store:
         prefix = store.match(own_model(store), prompt).prefix
         store.wait_ready(prefix)  # so that nobody but the engine reads the rows
@@ -48,16 +63,26 @@ def test_damaged_rows_are_computed_again(
             rows.seek(at)
             rows.write(bytes([byte[0] ^ 1]))
     daemon.start()
-    assert stored(prompt) == len(prompt)  # nobody has read the rows yet
-    got = engine.ask(prompt)
-    same(got, stock[name])
-    eventually(lambda: stored(prompt) == len(prompt))
-    with daemon.store() as store:
-        assert store.match(own_model(store), prompt).prefix != prefix  # stored again
+    return prefix
+
+
+def test_who_shares_damaged_rows_computes_them_again(
+    engine: Engine, daemon: Daemon, stored: Stored, stock: Stock
+) -> None:
+    """Both are admitted in one step, and vLLM gives the blocks that the first loads to the second."""
+    names = ("damaged together", "beside the damaged")
+    keep(engine, stored, PROMPTS[names[0]])
+    damage(daemon, PROMPTS[names[0]])
+    requests = {name: engine.add(PROMPTS[name]) for name in names}
+    answers = engine.run()
+    for name in names:
+        same(answers[requests[name]], stock[name])
+        eventually(lambda name=name: stored(PROMPTS[name]) == len(PROMPTS[name]))
     engine.forget()
-    again = engine.ask(prompt)
-    same(again, stock[name])
-    assert again["cached"] == claimable(len(prompt))
+    for name in names:
+        again = engine.ask(PROMPTS[name])
+        same(again, stock[name])  # out of rows that are right
+        assert again["cached"] >= claimable(len(PROMPTS[name]))
 
 
 def test_a_request_that_is_aborted_while_it_loads(engine: Engine, stored: Stored, stock: Stock) -> None:

@@ -35,7 +35,7 @@ TEST(EmulatedExact, LittleSharedMemory) {
   const auto run = [](const ExactCase& c) {
     return testing::RunExact(c, testing::LaunchOnce, 99 * 1024);
   };
-  testing::ExactRandomBatches(run, seed, 8, 128, 300, 90);
+  testing::ExactRandomBatches(run, seed, 8, 112, 300, 90);
 }
 
 TEST(PlanExact, TilesFitTheDevice) {

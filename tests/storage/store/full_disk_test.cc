@@ -116,5 +116,50 @@ TEST_F(FullDiskTest, OpensAndEvicts) {
   ExpectPrefix(last, Prompt(59, 12000));
 }
 
+// Puts fill the disk; while something keeps the space of evicted segments, evicting is no help.
+class KeptSpaceTest : public FullDiskTest {
+ protected:
+  void SetUp() override {
+    FullDiskTest::SetUp();
+    for (uint32_t i = 0; !IsSkipped() && store_->stats().evictions == 0; ++i) {
+      ASSERT_OK(Put(*store_, model_, Prompt(i, 12000)));
+    }
+    ASSERT_OK(store_->Maintain());
+  }
+  size_t Prefixes() const { return store_->ListPrefixes().size(); }
+  void ExpectRefused(uint32_t prompt, const char* why) {
+    const auto put = Put(*store_, model_, Prompt(prompt, 20000));
+    ASSERT_FALSE(put.ok());
+    EXPECT_EQ(put.error().code, Code::kResourceExhausted);
+    EXPECT_NE(put.error().message.find(why), std::string::npos) << put.error().message;
+    ASSERT_OK(store_->Maintain());
+  }
+};
+
+TEST_F(KeptSpaceTest, NothingIsEvictedForTheDiskDuringABackup) {
+  const size_t before = Prefixes();
+  ASSERT_GT(before, 4u);
+  auto snapshot = store_->TakeSnapshot();
+  ASSERT_OK(snapshot);
+  for (uint32_t i = 100; i < 110; ++i) ExpectRefused(i, "a backup under way");
+  EXPECT_EQ(Prefixes(), before);
+  snapshot->reset();
+  EXPECT_OK(Put(*store_, model_, Prompt(120, 20000)));
+}
+
+TEST_F(KeptSpaceTest, ASnapshotOfTheFileSystemDoesNotEmptyTheStore) {
+  const size_t before = Prefixes();
+  ASSERT_GT(before, 8u);
+  std::filesystem::create_directory(dir_.path() / "kept");
+  for (const auto& file : std::filesystem::directory_iterator(options_.dir / "segments")) {
+    std::filesystem::create_hard_link(file.path(), dir_.path() / "kept" / file.path().filename());
+  }
+  for (uint32_t i = 100; i < 110; ++i) ExpectRefused(i, i > 100 ? "something else keeps it" : "");
+  const size_t after = Prefixes();
+  EXPECT_GE(after + 6, before) << after;  // two rounds of evictions, each for one put
+  for (uint32_t i = 110; i < 120; ++i) ExpectRefused(i, "something else keeps it");
+  EXPECT_EQ(Prefixes(), after);
+}
+
 }  // namespace
 }  // namespace prefixd::storage

@@ -55,7 +55,10 @@ class Attaching:
             own = policy.read(request.kv_transfer_params, self._default)
         except InvalidArgument as error:
             return self._refuse(request, computed, whole, str(error), (found, parked))
-        attached = computed + found if own.attach and found > 0 and computed + found >= self._least else 0
+        # A request that skips cached tokens (its prompt_logprobs are of all of them) has every token computed:
+        # vLLM takes our answer for 0.
+        may = own.attach and not request.skip_reading_prefix_cache
+        attached = computed + found if may and found > 0 and computed + found >= self._least else 0
         if -(-request.num_tokens // self._block) - attached // self._block > self._blocks:
             needed = f"{request.num_tokens - attached} tokens"
             if attached:
@@ -80,6 +83,7 @@ class Attaching:
             logger.warning("prefixd: request %s: %s", request.request_id, reason)
             return otherwise
         name = request.request_id
+        request.skip_reading_prefix_cache = False  # vLLM looks at it behind our answer, and would drop that
         self._claims[name] = whole
         self._wanted[name] = Attachment(name, "", "", whole, request.num_prompt_tokens, {}, 0, refused=reason)
         return whole - computed, False
