@@ -125,6 +125,23 @@ TEST(TokenFile, IsItsOwnersAlone) {
 }
 
 // A disk that takes only a part of a token, as where it is full or a limit is reached.
+// Root makes the file and gives it to the daemon's user, and goes on looking after it.
+TEST(TokenFile, RootLooksAfterThatOfAnyUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives files away";
+  testing::TempDir dir;
+  const std::string file = dir.path() / "tokens.toml";
+  ASSERT_OK(AppendToken(file, {HashToken("1"), "", {.tenant = "a"}}));
+  ASSERT_EQ(::chown(file.c_str(), 12345, 12345), 0);
+  EXPECT_OK(AppendToken(file, {HashToken("2"), "", {.tenant = "b"}}));
+  const auto table = ReadTokens(file, Who::kOperator);
+  ASSERT_OK(table);
+  EXPECT_EQ(table->tokens.size(), 2u);
+  // A daemon that runs as root would believe user 12345.
+  EXPECT_CODE(ReadTokens(file), Code::kFailedPrecondition);
+  ASSERT_EQ(::chmod(file.c_str(), 0640), 0);
+  EXPECT_CODE(ReadTokens(file, Who::kOperator), Code::kFailedPrecondition);
+}
+
 TEST(TokenFile, ATokenIsWrittenWholeOrNotAtAll) {
   testing::TempDir dir;
   const std::string file = dir.path() / "tokens.toml";

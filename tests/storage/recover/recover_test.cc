@@ -1,4 +1,6 @@
 // Tests recovery from catalogs that are lost, damaged or cut short.
+#include <unistd.h>
+
 #include "tests/storage/recover/recover_fixture.h"
 
 namespace prefixd::storage {
@@ -23,6 +25,22 @@ TEST_F(RecoverTest, WithoutACatalog) {
   Stored(Join(Iota(25), Iota(30, 3000)));  // the recovered store takes new puts
   Open();
   ExpectAll();
+}
+
+// What root makes in the directory of the daemon's user, the daemon could not open.
+TEST_F(RecoverTest, NotAsRootForAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives directories away";
+  Fill();
+  store_.reset();
+  const fs::path& dir = options_.dir;
+  ASSERT_EQ(::chown(dir.c_str(), 12345, 12345), 0);
+  const auto recovered = RecoverCatalog({.dir = dir}, nullptr);
+  ASSERT_FALSE(recovered.ok());
+  EXPECT_EQ(recovered.error().code, Code::kFailedPrecondition);
+  EXPECT_NE(recovered.error().message.find("--reuid 12345"), std::string::npos)
+      << recovered.error().message;
+  ASSERT_EQ(::chown(dir.c_str(), 0, 0), 0);
+  EXPECT_OK(RecoverCatalog({.dir = dir}, nullptr));
 }
 
 TEST_F(RecoverTest, WithoutStoreFileOrWithOneWrittenAfterTheLoss) {
