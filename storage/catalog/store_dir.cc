@@ -11,6 +11,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "storage/catalog/catalog.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/segment/hex.h"
