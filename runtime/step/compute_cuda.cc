@@ -57,7 +57,7 @@ class CudaCompute : public Compute {
 
   std::string name() const override { return name_; }
   bool steps_on_device() const override { return steps_; }
-  uint32_t queries_at_once() const override { return 4096; }
+  uint32_t queries_at_once() const override { return failed_ ? 1 : 4096; }
 
   // Falls back to the CPU for shapes that the device has no room for, for invalid inputs (the CPU's
   // error is returned), and when the device fails.
