@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,10 +20,25 @@ SegmentQueue::SegmentQueue(std::string makes, BackgroundPace& pace, Job job)
       job_(std::move(job)),
       worker_(WorkPriority::kBackground, [this] { return Take(); }) {}
 
+void SegmentQueue::Push(const SegmentId& id) {
+  const auto [at, fresh] = queued_.insert(id);
+  if (!fresh) return;
+  try {
+    queue_.push_back(id);
+  } catch (const std::bad_alloc&) {
+    queued_.erase(at);
+    throw;
+  }
+}
+
+void SegmentQueue::Pull(const SegmentId& id) {
+  if (queued_.erase(id) > 0) std::erase(queue_, id);
+}
+
 void SegmentQueue::Enqueue(const SegmentId& id) {
   std::lock_guard lock(worker_.mutex());
-  if (std::find(queue_.begin(), queue_.end(), id) != queue_.end()) return;
-  queue_.push_back(id);
+  if (queued_.contains(id)) return;
+  Push(id);
   if (running_ != id) entries_[id] = {{IngestState::kPending, std::nullopt}, nullptr};
   worker_.changed().notify_all();
 }
@@ -44,7 +60,7 @@ void SegmentQueue::PutFirst(const SegmentId& id) {
 void SegmentQueue::MarkReady(const SegmentId& id) {
   std::lock_guard lock(worker_.mutex());
   if (running_ == id) {  // the running job may use another producer: run again after it
-    if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
+    Push(id);
     return;
   }
   entries_[id] = {{IngestState::kReady, std::nullopt}, nullptr};
@@ -67,6 +83,7 @@ Worker::Next SegmentQueue::Take() {
   // Nothing below allocates: a segment that left the queue is worked on.
   entry = {{IngestState::kRunning, std::nullopt}, std::move(progress)};
   queue_.pop_front();
+  queued_.erase(id);
   running_ = id;
   worker_.changed().notify_all();
   return next;
@@ -92,8 +109,7 @@ void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>&
   const auto it = entries_.find(id);
   if (it == entries_.end()) return;
   Standing& standing = it->second.standing;
-  const bool again = std::find(queue_.begin(), queue_.end(), id) != queue_.end();
-  if (again || (!status.ok() && progress->cancelled)) {
+  if (queued_.contains(id) || (!status.ok() && progress->cancelled)) {
     standing = {IngestState::kPending, std::nullopt};
   } else if (status.ok()) {
     standing = {IngestState::kReady, std::nullopt};
@@ -108,7 +124,7 @@ bool SegmentQueue::LetOthersGo(const SegmentId& id) {
   std::lock_guard lock(worker_.mutex());
   if (queue_.empty()) return false;
   const auto queued = CaptureErrors([&]() -> Status {
-    if (std::find(queue_.begin(), queue_.end(), id) == queue_.end()) queue_.push_back(id);
+    Push(id);
     return {};
   });
   return queued.ok();
@@ -173,12 +189,12 @@ Status SegmentQueue::WaitIdle(const ProgressFn& progress) {
 void SegmentQueue::Forget(const SegmentId& id) {
   const BackgroundPace::Hurry hurry(&pace_);
   std::unique_lock lock(worker_.mutex());
-  std::erase(queue_, id);
+  Pull(id);
   if (running_ == id) {
     entries_[id].progress->cancelled = true;
     worker_.changed().wait(lock, [&] { return running_ != id; });
   }
-  std::erase(queue_, id);
+  Pull(id);
   entries_.erase(id);
   worker_.changed().notify_all();
 }
@@ -193,7 +209,7 @@ void SegmentQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
   std::lock_guard lock(worker_.mutex());
   for (const SegmentId& id : known) {
     if (running_ == id) continue;
-    std::erase(queue_, id);
+    Pull(id);
     entries_.erase(id);
   }
   worker_.changed().notify_all();

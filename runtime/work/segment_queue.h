@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 
@@ -66,6 +67,9 @@ class SegmentQueue {
     std::shared_ptr<WorkProgress> progress;  // the current run's, or the last one's
   };
 
+  // Require the worker's mutex.
+  void Push(const storage::SegmentId& id);  // unless it is queued
+  void Pull(const storage::SegmentId& id);  // out of the queue
   Worker::Next Take();
   void Run(const storage::SegmentId& id, const std::shared_ptr<WorkProgress>& progress);
   // Puts the running segment behind those that wait; false when none does.
@@ -76,6 +80,7 @@ class SegmentQueue {
   const Job job_;
   // The worker's mutex guards these.
   std::deque<storage::SegmentId> queue_;
+  std::set<storage::SegmentId> queued_;  // what queue_ holds
   std::map<storage::SegmentId, Entry> entries_;
   std::optional<storage::SegmentId> running_;
   Worker worker_;

@@ -60,12 +60,16 @@ void PrefixTree::InsertNode(Node node) {
   uint64_t* of_model = nullptr;
   try {
     if (linked) children_[KeyOf(at->second)].insert(id);
+    by_verified_.emplace(at->second.verified_unix_ms, id);
+    Remember(record);
     of_model = &of_model_[record.model];
     ids_[record.tenant].insert(id);
     if (memory_of_) at->second.memory = memory_of_(record.tenant).Charge(MemoryKind::kCatalog);
     usage_.Add(record.tenant, record.file_bytes);
   } catch (const std::bad_alloc&) {
     EraseId(record.tenant, id);
+    Forget(record);
+    by_verified_.erase({at->second.verified_unix_ms, id});
     if (const auto it = children_.find(KeyOf(at->second)); it != children_.end()) {
       it->second.erase(id);
       if (it->second.empty()) children_.erase(it);
@@ -85,7 +89,10 @@ void PrefixTree::EraseNode(const SegmentId& id) {
   const auto it = nodes_.find(id);
   const Node& node = it->second;
   usage_.Subtract(node.record.tenant, node.record.file_bytes);
+  by_verified_.erase({node.verified_unix_ms, id});
+  Forget(node.record);
   for (const SegmentId& alias : node.aliases) {
+    expiring_.erase({aliases_.at(alias).expires_unix_ms, alias});
     aliases_.erase(alias);
     EraseId(node.record.tenant, alias);
   }
@@ -101,6 +108,20 @@ void PrefixTree::EraseNode(const SegmentId& id) {
     if (parent != nodes_.end()) --parent->second.children;
   }
   nodes_.erase(it);
+}
+
+void PrefixTree::Remember(const SegmentRecord& record) {
+  if (!record.listed) unlisted_.insert(record.id);
+  if (record.listed) RememberExpiry(record.id, record.expires_unix_ms);
+}
+
+void PrefixTree::Forget(const SegmentRecord& record) {
+  unlisted_.erase(record.id);
+  expiring_.erase({record.expires_unix_ms, record.id});
+}
+
+void PrefixTree::RememberExpiry(const SegmentId& name, int64_t expires_unix_ms) {
+  if (expires_unix_ms != 0) expiring_.emplace(expires_unix_ms, name);
 }
 
 Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id, const Commit& commit) {
@@ -137,9 +158,14 @@ Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const C
   }
   PREFIXD_CHECK(known.parent == record.parent && known.tokens == record.tokens, known.tokens.begin,
                 known.tokens.end, record.tokens.begin, record.tokens.end);
+  Remember(record);
   PREFIXD_TRY(commit());
   usage_.Subtract(known.tenant, known.file_bytes);
   usage_.Add(record.tenant, record.file_bytes);
+  if (known.expires_unix_ms != record.expires_unix_ms) {
+    expiring_.erase({known.expires_unix_ms, known.id});
+  }
+  if (record.listed) unlisted_.erase(known.id);
   known = record;
   return {};
 }
@@ -201,7 +227,8 @@ Status PrefixTree::Compact(const SegmentId& leaf, const SegmentRecord& compacted
 std::vector<SegmentId> PrefixTree::Unneeded() const {
   std::lock_guard lock(mutex_);
   std::vector<SegmentId> out;
-  for (const auto& [id, node] : nodes_) {
+  for (const SegmentId& id : unlisted_) {
+    const Node& node = nodes_.at(id);
     if (!node.record.listed && node.children == 0 && node.pins == 0 && node.aliases.empty()) {
       out.push_back(id);
     }
@@ -285,19 +312,19 @@ TenantBytes PrefixTree::Usage() const {
 
 std::optional<std::pair<SegmentRecord, int64_t>> PrefixTree::LeastRecentlyVerified() const {
   std::lock_guard lock(mutex_);
-  const Node* oldest = nullptr;
-  for (const auto& [id, node] : nodes_) {
-    if (oldest == nullptr || node.verified_unix_ms < oldest->verified_unix_ms) oldest = &node;
-  }
-  if (oldest == nullptr) return std::nullopt;
-  return std::pair(oldest->record, oldest->verified_unix_ms);
+  if (by_verified_.empty()) return std::nullopt;
+  const auto& [verified, id] = *by_verified_.begin();
+  return std::pair(nodes_.at(id).record, verified);
 }
 
 bool PrefixTree::SetVerified(const SegmentId& id, int64_t unix_ms) {
   std::lock_guard lock(mutex_);
   const auto it = nodes_.find(id);
   if (it == nodes_.end()) return false;
+  auto place = by_verified_.extract({it->second.verified_unix_ms, id});
   it->second.verified_unix_ms = unix_ms;
+  place.value().first = unix_ms;
+  by_verified_.insert(std::move(place));
   return true;
 }
 

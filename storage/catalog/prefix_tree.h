@@ -198,6 +198,10 @@ class PrefixTree {
   Result<Node*> CompactParentNode(const SegmentId& leaf) const;
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
+  // The sets below that find segments and names without a look at all of them.
+  void Remember(const SegmentRecord& record);
+  void Forget(const SegmentRecord& record);
+  void RememberExpiry(const SegmentId& name, int64_t expires_unix_ms);
   void PutAlias(const AliasRecord& alias);
   void EraseId(const std::string& tenant, const SegmentId& id);
   bool Named(const Node& node, int64_t now_unix_ms) const;
@@ -216,6 +220,11 @@ class PrefixTree {
   std::map<ChildKey, std::set<SegmentId>> children_;
   std::map<SegmentId, AliasRecord> aliases_;
   std::map<BlockHash, uint64_t> inserted_;
+  std::set<std::pair<int64_t, SegmentId>> by_verified_;  // every segment, by its last verification
+  // Segments that are not listed, and names that expire, by when. They may hold some that are not
+  // so any more: who reads them looks again.
+  std::set<SegmentId> unlisted_;
+  std::set<std::pair<int64_t, SegmentId>> expiring_;
   TenantBytes usage_;
   // Ids of nodes_ and aliases_ by tenant, and the number of segments of each model.
   std::map<std::string, std::set<SegmentId>, std::less<>> ids_;

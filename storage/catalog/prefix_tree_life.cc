@@ -44,11 +44,14 @@ bool PrefixTree::Alive(const SegmentId& id, int64_t now) const {
 std::vector<SegmentId> PrefixTree::ExpiredNames(int64_t now) const {
   std::lock_guard lock(mutex_);
   std::vector<SegmentId> out;
-  for (const auto& [id, node] : nodes_) {
-    if (node.record.listed && Expired(node.record.expires_unix_ms, now)) out.push_back(id);
-  }
-  for (const auto& [id, alias] : aliases_) {
-    if (Expired(alias.expires_unix_ms, now)) out.push_back(id);
+  for (const auto& [when, id] : expiring_) {
+    if (!Expired(when, now)) break;
+    const auto node = nodes_.find(id);
+    const auto alias = aliases_.find(id);
+    const bool of_segment = node != nodes_.end() && node->second.record.listed &&
+                            node->second.record.expires_unix_ms == when;
+    const bool of_alias = alias != aliases_.end() && alias->second.expires_unix_ms == when;
+    if (of_segment || of_alias) out.push_back(id);
   }
   return out;
 }

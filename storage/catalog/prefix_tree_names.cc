@@ -7,6 +7,7 @@
 namespace prefixd::storage {
 
 void PrefixTree::PutAlias(const AliasRecord& alias) {
+  RememberExpiry(alias.id, alias.expires_unix_ms);
   aliases_[alias.id] = alias;
   if (const auto it = nodes_.find(alias.segment); it != nodes_.end()) {
     it->second.aliases.insert(alias.id);
@@ -32,7 +33,11 @@ Status PrefixTree::UpdateAlias(const AliasRecord& alias, const Commit& commit) {
   const auto it = aliases_.find(alias.id);
   if (it == aliases_.end()) return NoPrefix(alias.id);
   assert(it->second.segment == alias.segment);
+  RememberExpiry(alias.id, alias.expires_unix_ms);
   PREFIXD_TRY(commit());
+  if (it->second.expires_unix_ms != alias.expires_unix_ms) {
+    expiring_.erase({it->second.expires_unix_ms, alias.id});
+  }
   it->second = alias;
   return {};
 }
@@ -48,6 +53,7 @@ Result<AliasRecord> PrefixTree::EraseAlias(const SegmentId& id, const Commit& co
   PREFIXD_TRY(commit());
   AliasRecord alias = std::move(it->second);
   aliases_.erase(it);
+  expiring_.erase({alias.expires_unix_ms, id});
   if (const auto node = nodes_.find(alias.segment); node != nodes_.end()) {
     node->second.aliases.erase(id);
     CountMemory(node->second);
