@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "bench/support/bench_main.h"
+#include "bench/support/served_store.h"
 #include "measure/capacity/chat_log.h"
 #include "measure/capacity/store_replay.h"
+#include "measure/disk/scratch.h"
 #include "measure/timing/json_file.h"
 
 namespace prefixd::bench {
@@ -28,7 +30,7 @@ struct Options {
   ZipfSpec zipf;
   bool by_zipf = false;
   std::vector<double> parts = {0.05, 0.1, 0.2, 0.4};
-  bool simulate_only = false, compact = false;
+  bool simulate_only = false, compact = true, embedded = false;
 };
 
 json HitsJson(const CacheHits& h) {
@@ -52,8 +54,6 @@ class ReplayBench {
       PREFIXD_ASSIGN(log_, ReadRequestLog(fs::path(o_.log_file), o_.block_tokens));
     }
     endless_ = ReplayRequests(log_, 0, Eviction::kLru);
-    std::error_code ec;
-    fs::create_directories(o_.dir, ec);
     PREFIXD_ASSIGN(shape_, MeasureStoreShape(o_.dir / "shape"));
     const double mean = double(log_.input_tokens()) / double(log_.requests.size());
     std::printf("%s: %zu requests in %.0f s, %.0f tokens each; a cache without bound hits %.1f%%\n",
@@ -71,6 +71,9 @@ class ReplayBench {
                {"token_bytes", shape_.token_bytes},
                {"row_bytes_per_token", kReplayRowBytes},
                {"compact", o_.compact},
+               {"through", o_.simulate_only ? "a model"
+                           : o_.embedded    ? "this process"
+                                            : "a daemon"},
                {"caches", json::array()}};
     std::printf("%-7s%9s", "cache", "store");
     for (const Eviction policy : kPolicies) std::printf("%16s", PolicyName(policy));
@@ -89,10 +92,10 @@ class ReplayBench {
   Status Cache(double part) {
     const double tokens = part * double(endless_.distinct_tokens);
     std::vector<CacheHits> simulated;
-    const auto blocks = static_cast<uint64_t>(std::max(1.0, tokens / log_.block_tokens));
+    const auto capacity = static_cast<uint64_t>(std::max(1.0, tokens));
     CacheHits best;
     for (const Eviction policy : kPolicies) {
-      simulated.push_back(ReplayRequests(log_, blocks, policy));
+      simulated.push_back(ReplayRequests(log_, capacity, policy));
       if (policy != Eviction::kScore && simulated.back().hit_tokens > best.hit_tokens) {
         best = simulated.back();
       }
@@ -109,13 +112,17 @@ class ReplayBench {
       options.dir = o_.dir / "store";
       options.quota_bytes = shape.quota_bytes;
       options.compact = o_.compact;
+      if (!o_.embedded) {
+        options.serve = [this](std::unique_ptr<LocalStore> store) {
+          return ServeStore(std::move(store), o_.dir);
+        };
+      }
       options.progress = [](uint64_t done, uint64_t all) {
         if (done % 100 == 0) std::fprintf(stderr, "\r%5.1f%%", 100.0 * double(done) / double(all));
       };
-      std::error_code ec;
-      fs::remove_all(options.dir, ec);
       PREFIXD_ASSIGN(store, ReplayInStore(log_, options));
       std::fprintf(stderr, "\r");
+      std::error_code ec;
       fs::remove_all(options.dir, ec);
     } else {
       store.hits = model;
@@ -191,7 +198,11 @@ int Main(int argc, char** argv) {
   CLI::App app(
       "Replays an hour of requests in a store with a quota, beside simulated caches: hit tokens, "
       "write amplification, disk wear.");
-  app.add_option("--dir", o.dir, "Directory for the stores, on the disk to be measured")
+  fs::path parent;
+  app.add_option("--dir", parent,
+                 "Directory on the disk to be measured; a short path. The stores lie in a folder "
+                 "below it, which goes at the end")
+      ->check(CLI::ExistingDirectory)
       ->required();
   app.add_option("--log", o.log_file,
                  "Requests as Mooncake publishes them; else chats with their statistics");
@@ -204,9 +215,20 @@ int Main(int argc, char** argv) {
   app.add_option("--documents", o.zipf.documents, "By Zipf's law");
   app.add_option("--caches", o.parts, "Sizes of the cache, as parts of all different tokens")
       ->delimiter(',');
-  app.add_flag("--compact", o.compact, "Chains of small segments are rewritten, as by default");
+  app.add_flag("!--no-compact", o.compact, "Chains of small segments stay as they are");
+  app.add_flag("--embedded", o.embedded, "The store in this process, without a daemon before it");
   app.add_flag("--simulate-only", o.simulate_only, "A model of the store instead of one");
-  return BenchMain(app, argc, argv, o.json_file, [&] { return ReplayBench(o).Run(); });
+  return BenchMain(app, argc, argv, o.json_file, [&]() -> Status {
+    PREFIXD_ASSIGN(const int code, RunInScratch(parent, [&](const fs::path& folder) {
+                     o.dir = folder;
+                     const Status status = ReplayBench(o).Run();
+                     if (status.ok()) return 0;
+                     std::fprintf(stderr, "replay_bench: %s\n", status.error().ToString().c_str());
+                     return 1;
+                   }));
+    if (code == 0) return {};
+    return Error{Code::kCancelled, "ended early, with status " + std::to_string(code)};
+  });
 }
 
 }  // namespace

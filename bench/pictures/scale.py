@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Draws what scale_bench measured: prefixes, sessions, lengths.
 
-    python3 bench/pictures/scale.py docs/results/scale.json docs/images/scale.svg"""
+    python3 bench/pictures/scale.py docs/results/scale.json docs/images/scale.svg
+
+Takes what the benchmark wrote, or the runs of it that scripts/results.py keeps."""
 
 from __future__ import annotations
 
@@ -32,9 +34,16 @@ def pairs(rows: list[dict[str, Any]], member: str, name: str, colour: str, scale
     ]
 
 
+def rows_of(report: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    for run in (report, *report.values()):
+        if isinstance(run, dict) and isinstance(run.get(part), list):
+            return list(run[part])
+    raise SystemExit(f"no {part} were measured: run scale_bench with --only {part}, too")
+
+
 def draw(report: dict[str, Any], path: Path) -> None:
     figure, axes = subplots(3, 2, 10, 11)
-    rows = report["prefixes"]["prefixes"]
+    rows = rows_of(report, "prefixes")
     x = [row["prefixes"] for row in rows]
     at = axes[0]
     lines(at, x, pairs(rows, "match_open", "match", COLOURS[0]) + pairs(rows, "attach_open", "attach", COLOURS[2]))
@@ -62,7 +71,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     held(at, 10, "recovery: at most 10 s")
     finish(at, "Until the daemon serves", "prefixes", "s")
 
-    rows = report["sessions_and_lengths"]["sessions"]
+    rows = rows_of(report, "sessions")
     x = [row["sessions"] for row in rows]
     at = axes[2]
     lines(at, x, pairs(rows, "one_steps", "one steps", COLOURS[0]) + pairs(rows, "all_step", "all step", COLOURS[1]))
@@ -72,7 +81,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     lines(at, x, [("KiB of memory for each session", [row["memory_kib_each"] for row in rows], COLOURS[2], "--")])
     finish(at, "Throughput and memory", "sessions", "steps/s; KiB")
 
-    rows = report["sessions_and_lengths"]["lengths"]
+    rows = rows_of(report, "lengths")
     x = [row["tokens"] for row in rows]
     at = axes[4]
     lines(

@@ -155,10 +155,11 @@ class PrefixScale {
       PREFIXD_ASSIGN(ids_[i], small_.Put(store, i));
       return {};
     }));
-    const double puts = stored < n ? double(n - first) / Seconds(begun) : 0;
-    if (stored < n && stored <= first) row["puts_per_s"] = puts;
+    const double puts = double(n - first) / Seconds(begun);
+    const bool all_put = stored <= first && first < n;  // none was there before
+    if (all_put) row["puts_per_s"] = puts;
     PREFIXD_TRY(Settle());
-    row["put_and_ready_per_s"] = double(n - first) / Seconds(begun);
+    if (all_put) row["put_and_ready_per_s"] = double(n - first) / Seconds(begun);
 
     const uint32_t warm = std::min(n, kWarm);
     std::vector<std::vector<uint32_t>> tokens;
@@ -208,10 +209,11 @@ class PrefixScale {
     std::printf(
         "%8u %7.0f | %7.0f p99 %5.0f %7.0f p99 %5.0f | %7.0f p99 %5.0f %7.0f p99 %5.0f | %7.3f "
         "%7.3f %7.3f | %8.1f %8.1f %8.1f\n",
-        n, puts, match_open.p50_us, match_open.p99_us, match_started.p50_us, match_started.p99_us,
-        attach_open.p50_us, attach_open.p99_us, attach_started.p50_us, attach_started.p99_us,
-        Summarise(starts).median, Summarise(crashes).median, row["rebuild_s"].get<double>(),
-        Summarise(memory).median, row["catalog_mib"].get<double>(), row["disk_mib"].get<double>());
+        n, all_put ? puts : 0, match_open.p50_us, match_open.p99_us, match_started.p50_us,
+        match_started.p99_us, attach_open.p50_us, attach_open.p99_us, attach_started.p50_us,
+        attach_started.p99_us, Summarise(starts).median, Summarise(crashes).median,
+        row["rebuild_s"].get<double>(), Summarise(memory).median, row["catalog_mib"].get<double>(),
+        row["disk_mib"].get<double>());
     std::fflush(stdout);
     return row;
   }

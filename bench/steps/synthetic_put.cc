@@ -1,6 +1,7 @@
 #include "bench/steps/synthetic_put.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <numeric>
 #include <span>
@@ -16,7 +17,8 @@ std::vector<uint32_t> SyntheticTokens(uint32_t n, uint32_t first) {
   return tokens;
 }
 
-Status PutSynthetic(Store& store, const ModelSpec& model, uint32_t n, uint32_t first) {
+Status PutSynthetic(Store& store, const ModelSpec& model, uint32_t n, uint32_t first,
+                    double* making_s) {
   const KvGeometry& g = model.geometry;
   PREFIXD_TRY(store.RegisterModel(model));
   PREFIXD_ASSIGN(const auto put,
@@ -29,9 +31,13 @@ Status PutSynthetic(Store& store, const ModelSpec& model, uint32_t n, uint32_t f
   const TokenRange missing = put->missing();
   for (uint32_t begin = missing.begin; begin < missing.end; begin += kTogether) {
     const uint32_t some = std::min(kTogether, missing.end - begin);
+    const auto begun = std::chrono::steady_clock::now();
     for (uint32_t t = 0; t < some; ++t) synthetic.Token(&k[t * token], &v[t * token]);
     FromFloat(g.dtype, k, k16.data());
     FromFloat(g.dtype, v, v16.data());
+    if (making_s != nullptr) {
+      *making_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    }
     PREFIXD_TRY(put->Write(0, begin, some, std::span(k16).first(some * token * 2),
                            std::span(v16).first(some * token * 2)));
   }

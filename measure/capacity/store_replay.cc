@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -64,7 +65,7 @@ class StoreReplay {
       PREFIXD_TRY(Serve(request));
       if (o_.progress) o_.progress(out_.hits.requests, log_.requests.size());
     }
-    PREFIXD_TRY(store_->WaitRewritten(nullptr));
+    PREFIXD_TRY(WaitRewritten());
     out_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     PREFIXD_ASSIGN(const RuntimeStats stats, store_->Stats());
     out_.segments = stats.prefixes;
@@ -92,16 +93,29 @@ class StoreReplay {
     const int64_t begun = std::chrono::duration_cast<std::chrono::milliseconds>(
                               std::chrono::system_clock::now().time_since_epoch())
                               .count();
-    PREFIXD_ASSIGN(store_, LocalStore::Open(o, [this, begun](storage::StoreOptions at) {
+    PREFIXD_ASSIGN(auto store, LocalStore::Open(o, [this, begun](storage::StoreOptions at) {
                      at.clock = [now = now_ms_, begun] { return begun + now->load(); };
                      return storage::PrefixStore::Open(at);
                    }));
+    if (o_.serve) {
+      PREFIXD_ASSIGN(store_, o_.serve(std::move(store)));
+    } else {
+      store_ = std::move(store);
+    }
     KvGeometry g;
     g.n_layers = 1;
     g.n_q_heads = g.n_kv_heads = 1;
     g.key_dim = g.value_dim = kDim;
     g.layers.assign(1, {0.25f, 0, 0});
     return store_->RegisterModel({kReplayModel, g, {{"weights", kReplayModel}}, {}});
+  }
+
+  Status WaitRewritten() {
+    for (;;) {
+      PREFIXD_ASSIGN(const RuntimeStats stats, store_->Stats());
+      if (stats.rewrite_queue == 0) return {};
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
   }
 
   // An id at a place stands for the same tokens wherever it comes.
@@ -196,7 +210,7 @@ class StoreReplay {
   const ReplayOptions& o_;
   const Rows rows_;
   const std::shared_ptr<std::atomic<int64_t>> now_ms_ = std::make_shared<std::atomic<int64_t>>(0);
-  std::unique_ptr<LocalStore> store_;
+  std::shared_ptr<Store> store_;
   ReplayOutcome out_;
   std::unordered_set<uint64_t> seen_;
 };

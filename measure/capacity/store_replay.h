@@ -8,25 +8,31 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <string>
+#include <memory>
 
 #include "measure/capacity/cache_model.h"
 #include "measure/capacity/request_log.h"
 #include "measure/capacity/store_model.h"
 #include "prefixd/result.h"
+#include "prefixd/store.h"
+
+namespace prefixd {
+class LocalStore;
+}
 
 namespace prefixd::bench {
 
 struct ReplayOptions {
   std::filesystem::path dir;  // empty or absent; the store stays in it
   uint64_t quota_bytes = 0;
-  bool compact =
-      false;  // chains of small segments are rewritten, as a store does unless it is told
+  bool compact = true;  // chains of small segments are rewritten, as by default
+  // What requests go to instead of the store itself, such as a connection to a daemon that has it.
+  std::function<Result<std::shared_ptr<Store>>(std::unique_ptr<LocalStore>)> serve;
   std::function<void(uint64_t done, uint64_t all)> progress;
 };
 
 struct ReplayOutcome {
-  CacheHits hits;              // peak_blocks stays 0
+  CacheHits hits;              // peak_tokens stays 0
   double seconds = 0;          // of the run
   uint64_t segments = 0;       // stored at the end
   uint64_t stored_bytes = 0;   // by them

@@ -89,8 +89,7 @@ class Rebuilder {
     // A STORE that no segment agrees with was written after the loss.
     if (store_ && (scan_.stores.empty() || scan_.stores.contains(*store_))) {
       std::erase_if(scan_.found, [&](const FoundSegment& f) {
-        const auto& own = scan_.stores[*store_];
-        if (std::find(own.begin(), own.end(), f.path) != own.end()) return false;
+        if (f.store == *store_) return false;
         scan_.damaged.emplace_back(f.path, "it belongs to another store");
         return true;
       });

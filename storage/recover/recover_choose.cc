@@ -1,8 +1,10 @@
 #include "storage/recover/recover_choose.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace prefixd::storage {
 namespace {
@@ -70,15 +72,19 @@ class Chooser {
 
   // Drops segments that were compacted into another, unless something still continues them.
   void DropReplaced() {
+    std::map<SegmentId, std::vector<SegmentId>> children;
+    for (const FoundSegment& f : scan_.found) children[f.record.parent].push_back(f.record.id);
     std::set<SegmentId> gone;
     for (const FoundSegment& compacted : scan_.found) {
       if (!compacted.damage.empty()) continue;
       const std::set<SegmentId> old(compacted.manifest.replaces.begin(),
                                     compacted.manifest.replaces.end());
-      const bool needed =
-          std::any_of(scan_.found.begin(), scan_.found.end(), [&](const FoundSegment& f) {
-            return old.contains(f.record.parent) && !old.contains(f.record.id);
-          });
+      const bool needed = std::ranges::any_of(old, [&](const SegmentId& id) {
+        const auto of_it = children.find(id);
+        return of_it != children.end() &&
+               std::ranges::any_of(of_it->second,
+                                   [&](const SegmentId& child) { return !old.contains(child); });
+      });
       if (!needed) gone.insert(old.begin(), old.end());
     }
     TakeOut("", [&](const FoundSegment& f) { return gone.contains(f.record.id); });

@@ -79,7 +79,8 @@ class Scanner {
       }
       return {};
     }
-    FoundSegment found{path, inspected->file->record(), std::move(inspected->manifest), ""};
+    FoundSegment found{path, inspected->file->header().store, inspected->file->record(),
+                       std::move(inspected->manifest), ""};
     if (found.record.file != name) {
       scan_.damaged.emplace_back(path, "it carries the name of another file");
       return {};

@@ -18,6 +18,7 @@ namespace prefixd::storage {
 
 struct FoundSegment {
   std::filesystem::path path;
+  Uuid store{};  // that its header names
   SegmentRecord record;
   SegmentManifest manifest;
   std::string damage;  // damage to its rows; empty: none seen
