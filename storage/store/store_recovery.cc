@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
@@ -40,7 +41,9 @@ class Recovery {
     std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
       return a.record.tokens.begin < b.record.tokens.begin;
     });
-    for (const CatalogSegment& segment : segments) {
+    const int64_t now = NowUnixMs();
+    for (CatalogSegment& segment : segments) {
+      if (segment.verified_unix_ms > now + kClockSlackMs) segment.verified_unix_ms = kUnknownTimeMs;
       core_.tree.Insert({segment, core_.models->ScopeOf(segment.record),
                          core_.segments->CheckRelations(segment.record).ok()});
       core_.catalog->sequences().Saw(segment.record.sequence);
