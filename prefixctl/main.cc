@@ -321,18 +321,21 @@ void DeclareDoctor(CLI::App* app, Options* o, bool* chosen) {
   doctor->callback([=] { *chosen = true; });
 }
 
-int Fail(const Error& error) {
+// daemon_there: whether what did not answer was something else, such as a disk.
+int Fail(const Error& error, bool daemon_there) {
   std::fflush(stdout);  // results come before the error
   std::fprintf(stderr, "prefixctl: %s\n", Printable(error.message).c_str());
-  const bool absent = error.code == Code::kNotFound || error.code == Code::kUnavailable;
+  const bool absent =
+      error.code == Code::kNotFound || (error.code == Code::kUnavailable && !daemon_there);
   return absent ? kExitNotFound : kExitError;
 }
 
 // What was to be printed and was not, on a full disk, is no success.
-int Finish(const Status& status) {
-  if (!status.ok()) return Fail(status.error());
+int Finish(const Status& status, bool daemon_there = true) {
+  if (!status.ok()) return Fail(status.error(), daemon_there);
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return kExitOk;
-  return Fail({Code::kIo, std::string("cannot write the output: ") + std::strerror(errno)});
+  return Fail({Code::kIo, std::string("cannot write the output: ") + std::strerror(errno)},
+              daemon_there);
 }
 
 int Run(const Options& options, const Command& command) {
@@ -346,13 +349,18 @@ int Run(const Options& options, const Command& command) {
   if (!options.token_file.empty()) {
     std::ifstream in(options.token_file);
     if (!std::getline(in, connect.token)) {
-      return Fail({Code::kInvalidArgument, "cannot read the token file " + options.token_file});
+      return Fail({Code::kInvalidArgument, "cannot read the token file " + options.token_file},
+                  /*daemon_there=*/false);
     }
   }
   const std::string address = options.address.empty() ? "unix:" + options.socket : options.address;
   auto client = RemoteStore::Connect(address, connect);
-  if (!client.ok()) return Fail(client.error());
-  return Finish(command(**client, options));
+  if (!client.ok()) return Fail(client.error(), /*daemon_there=*/false);
+  const Status done = command(**client, options);
+  // A call that found a disk silent failed as one whose daemon is gone: the daemon tells which.
+  if (done.ok() || done.error().code != Code::kUnavailable) return Finish(done);
+  const auto answer = (*client)->Stats();
+  return Finish(done, answer.ok() || answer.error().code != Code::kUnavailable);
 }
 
 }  // namespace

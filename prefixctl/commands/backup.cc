@@ -5,6 +5,7 @@
 
 #include "prefixctl/commands/operate.h"
 #include "prefixctl/show/output.h"
+#include "storage/catalog/store_dir.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd::ctl {
@@ -12,6 +13,7 @@ namespace {
 
 // Opens a store as it is: without a tier, and without evicting or making anything.
 Result<std::unique_ptr<storage::PrefixStore>> OpenStore(const std::string& dir) {
+  PREFIXD_TRY(storage::RefuseAsRoot(dir));
   if (!std::filesystem::exists(std::filesystem::path(dir) / "STORE")) {
     return Error{Code::kNotFound, "there is no prefixd store in " + dir};
   }

@@ -12,6 +12,7 @@
 
 #include "prefixctl/doctor/doctor.h"
 #include "prefixctl/show/output.h"
+#include "storage/files/min_free.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
 #include "storage/segment/segment_layout.h"
@@ -20,7 +21,6 @@ namespace prefixd::ctl {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kLeastFree = 256ull << 20;  // store.min_free_mib's default
 constexpr uint64_t kLittleFree = 8ull << 30;
 
 fs::path Nearest(const fs::path& dir) {
@@ -151,9 +151,11 @@ Finding ExamineSpace(const fs::path& dir) {
   const uint64_t free = uint64_t{st.f_bavail} * st.f_frsize;
   const uint64_t all = uint64_t{st.f_blocks} * st.f_frsize;
   Finding f{"disk space", Level::kOk, Bytes(free) + " of " + Bytes(all) + " free", ""};
-  if (free < kLeastFree) {
+  const uint64_t least = storage::MinFreeOf(all);
+  if (free < least) {
     f.level = Level::kFail;
-    f.advice = "puts are refused below " + Bytes(kLeastFree) + " (store.min_free_mib); make room";
+    f.advice = "puts are refused below " + Bytes(least) +
+               ", unless store.min_free_mib says otherwise; make room";
   } else if (free < kLittleFree) {
     f.level = Level::kWarn;
     f.advice = "long prompts take gigabytes; prefixes will be evicted early";
@@ -168,7 +170,12 @@ Finding ExamineSpace(const fs::path& dir) {
 Finding ExaminePermissions(const fs::path& dir) {
   Finding f{"directory", Level::kOk, "", ""};
   struct stat st {};
-  if (::lstat(dir.c_str(), &st) != 0) {
+  // A store's directory as a whole may be a link; what lies in it may not.
+  if (::stat(dir.c_str(), &st) != 0) {
+    if (::lstat(dir.c_str(), &st) == 0) {
+      return {"directory", Level::kFail, dir.string() + " is a symbolic link that leads nowhere",
+              "make the directory that it names, or remove it"};
+    }
     f.found = dir.string() + " does not exist";
     const fs::path above = Nearest(dir);
     if (::access(above.c_str(), W_OK) == 0) {
@@ -185,7 +192,7 @@ Finding ExaminePermissions(const fs::path& dir) {
   f.found = dir.string() + ": mode " + mode + ", owner " + std::to_string(st.st_uid);
   if (!S_ISDIR(st.st_mode)) {
     f.level = Level::kFail;
-    f.advice = "it is no directory (or a symbolic link); name a directory";
+    f.advice = "it is no directory; name one";
   } else if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     f.level = Level::kFail;
     f.advice =

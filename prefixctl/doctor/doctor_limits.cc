@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/descriptor_limit.h"
 #include "prefixctl/doctor/doctor.h"
 #include "prefixctl/show/output.h"
 #include "storage/io/file.h"
@@ -23,14 +24,15 @@ std::string LimitText(rlim_t limit) {
 }
 
 Finding ExamineDescriptors() {
-  constexpr rlim_t kLeast = 256, kLittle = 4096;
+  constexpr rlim_t kLittle = 4096;
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   Finding f{"open files", Level::kOk,
             LimitText(limit.rlim_cur) + " (up to " + LimitText(limit.rlim_max) + ")", ""};
-  if (limit.rlim_max < kLeast) {
+  if (limit.rlim_max < kLeastDescriptors) {
     f.level = Level::kFail;
-    f.advice = "connections and segments need descriptors; set LimitNOFILE=65536, or ulimit -n";
+    f.advice = "prefixd does not start with fewer than " + std::to_string(kLeastDescriptors) +
+               "; set LimitNOFILE=65536, or ulimit -n";
   } else if (limit.rlim_max < kLittle) {
     f.level = Level::kWarn;
     f.advice = "few connections and segments can be open; set LimitNOFILE=65536, or ulimit -n";

@@ -2,6 +2,7 @@
 // restore, and the doctor on this machine.
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -168,6 +169,22 @@ TEST_F(OperateTest, BacksUpARunningDaemonAndRestores) {
   EXPECT_EQ(RunProgram(PREFIXCTL_BINARY, {"backup", backup, "--dir", "/nonexistent"}).code, 3);
 }
 
+// Whom the directory belongs to does it: as root the store would get files that its daemon cannot
+// open, and a chown, as a refusal of the directory would suggest, keeps the daemon out.
+TEST_F(OperateTest, RootIsToldWhoBacksUpADirectory) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give directories to others";
+  daemon_->Signal(SIGTERM);
+  EXPECT_EQ(daemon_->Wait(), 0);
+  const fs::path store = dir_.path() / "store";
+  ASSERT_EQ(::chown(store.c_str(), 12345, 12345), 0);
+  const Finished refused =
+      RunProgram(PREFIXCTL_BINARY, {"backup", dir_.path() / "backup", "--dir", store});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_NE(refused.err.find("do this as that user (setpriv --reuid 12345"), std::string::npos)
+      << refused.err;
+  EXPECT_EQ(refused.err.find("it must belong"), std::string::npos) << refused.err;
+}
+
 // The doctor's findings by name.
 std::map<std::string, json> Findings(const Finished& doctor) {
   std::map<std::string, json> out;
@@ -218,8 +235,13 @@ TEST_F(OperateTest, TheDoctorSaysWhatIsAmiss) {
   EXPECT_EQ(directory(0755), "warn");
   EXPECT_EQ(directory(0700), "ok");
   fs::create_directory_symlink(store, dir_.path() / "link");
-  auto link = Findings(Run({"doctor", "--dir", dir_.path() / "link", "--json"}));
-  EXPECT_EQ(link["directory"]["level"], "fail");
+  // A store's directory may be linked as a whole, which the daemon advises.
+  const auto linked = [&](const char* name) {
+    return Findings(Run({"doctor", "--dir", dir_.path() / name, "--json"}))["directory"]["level"];
+  };
+  EXPECT_EQ(linked("link"), "ok");
+  fs::create_directory_symlink(dir_.path() / "nowhere", dir_.path() / "dangling");
+  EXPECT_EQ(linked("dangling"), "fail");
   EXPECT_EQ(Findings(Run({"doctor", "--dir", dir_.path() / "new", "--json"}))["directory"]["level"],
             "ok");
   // Low limits, in a child.
@@ -229,6 +251,17 @@ TEST_F(OperateTest, TheDoctorSaysWhatIsAmiss) {
         {"-c", limit + " && exec " PREFIXCTL_BINARY " doctor --json --dir " + store.string()}));
   };
   EXPECT_EQ(limited("ulimit -n 64")["open files"]["level"], "fail");
+  // What the doctor lets pass, the daemon takes.
+  EXPECT_EQ(limited("ulimit -n 319")["open files"]["level"], "fail");
+  EXPECT_EQ(limited("ulimit -n 320")["open files"]["level"], "warn");
+  for (const int files : {319, 320}) {
+    const std::string dir = dir_.path() / std::to_string(files);
+    const Finished started = RunProgram(
+        "/bin/sh", {"-c", "ulimit -n " + std::to_string(files) + " && timeout -k 5 2 " +
+                              PREFIXD_BINARY " --min-free-mib 0 --host-tier-mib 16 --dir " + dir +
+                              " --socket " + dir + ".sock"});
+    EXPECT_EQ(started.out.starts_with("prefixd ready"), files == 320) << started.err;
+  }
   EXPECT_EQ(limited("ulimit -n 1024")["open files"]["level"], "warn");
   EXPECT_EQ(limited("ulimit -l 64")["locked memory"]["level"], "warn");
   std::ofstream(dir_.path() / "plain") << "x";

@@ -19,7 +19,7 @@ namespace prefixd::testing {
 
 // y is q plus the layer, and lse the session's id; both layers are alike, but steps of the second
 // can be held.
-class SteppingStore final : public Store {
+class SteppingStore : public Store {
  public:
   static constexpr uint32_t kHeads = 4, kDim = 16, kHeldLayer = 1;
 
