@@ -41,6 +41,7 @@ class Rows:
         self.columns = columns
         self.prompt = prompt  # columns of the prompt, whose queries attend exactly
         self.own_window = own_window  # tokens that stay in memory behind the stored part
+        self.announced = columns  # behind the last column that the model was checked for
         self.derived = any(s is not None and s.info["exact_tokens"] < s.n_tokens for s in sessions)
 
     def __len__(self) -> int:
@@ -78,6 +79,11 @@ class _Layer:
         self.recorder = recorder
 
     def take(self, keys: torch.Tensor, values: torch.Tensor, first_column: int) -> None:
+        if first_column + keys.shape[2] != self.rows.announced:
+            raise InvalidArgument(
+                "a PrefixCache is for the model that was spliced: a part of it, called by itself, is not checked for "
+                "tokens and positions"
+            )
         name = arrays.dtype_name(keys.dtype)
         if name != self.spec.dtype:
             raise InvalidArgument(
@@ -287,11 +293,16 @@ class PrefixCache(Cache):
         self.recorder = recorder
         self._lineage = lineage
         self.prompt_ids = torch.empty((len(rows), 0), dtype=torch.long)
+        self.adapters: str | None = None  # of the model that it is for (identity.adapters)
         self.estimates: list[ReuseEstimate] = []  # by row, of the stored part that was matched
 
-    def given(self, ids: torch.Tensor) -> None:
-        """Takes the tokens [B, n] that the model is about to run."""
+    def check_tokens(self, ids: torch.Tensor) -> None:
+        """Refuses tokens [B, n] that are not those of the prompts, as far as these go."""
         first, n = self.get_seq_length(), ids.shape[1]
+        if len(ids) == 0 or len(ids) % len(self.rows):
+            raise InvalidArgument(
+                f"the cache was made for {len(self.rows)} prompts, the model was given {len(ids)}"
+            )
         expected = self.prompt_ids[:, first : first + n]
         times = max(1, len(ids) // len(expected))
         own = torch.arange(first, first + expected.shape[1])[None, :]
@@ -305,6 +316,11 @@ class PrefixCache(Cache):
                 f"the model was given other tokens at position {first} than the prompts that this cache "
                 "was made for (its stored beginning would not be theirs)"
             )
+
+    def announce(self, ids: torch.Tensor) -> None:
+        """Takes the tokens [B, n] that the model is about to run, at positions and with a mask that were checked."""
+        first = self.get_seq_length()
+        self.rows.announced = first + ids.shape[1]
         if self.recorder is not None:
             self.recorder.note_tokens(first, ids)
 

@@ -46,10 +46,9 @@ def describe(
         "tensors": "blake2b:" + _tensor_digest(model),
         "config": "blake2b:" + _config_digest(config),
     }
-    adapters = sorted(getattr(model, "peft_config", None) or {})
-    if adapters:
-        active = getattr(model, "active_adapters", adapters)
-        identity["adapter"] = json.dumps(active() if callable(active) else active)
+    adapter = adapters(model)
+    if adapter is not None:
+        identity["adapter"] = adapter
     if checkpoint is not None:
         _check_loaded_from(model, Path(checkpoint))
         identity["weights"] = "blake2b:" + checkpoint_digest(Path(checkpoint))
@@ -74,6 +73,33 @@ def describe(
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         name = f"{config.model_type}-{digest}"
     return ModelSpec(**{**spec.__dict__, "name": name})
+
+
+def adapters(model: torch.nn.Module) -> str | None:
+    """Describes which adapters (PEFT's) the layers apply, and how strongly: neither their names nor the parameters
+    tell, because switching and disabling sets flags of the layers. None where no layer has any."""
+    states: dict[str, dict[str, Any]] = {}
+    for name, module in model.named_modules():
+        active = getattr(module, "_active_adapter", None)
+        if active is None:
+            continue
+        names = [active] if isinstance(active, str) else [str(one) for one in active]
+        if getattr(module, "_disable_adapters", False):
+            names = []  # whatever is active
+        scaling = getattr(module, "scaling", None) or {}
+        states[name] = {
+            "active": names,
+            "scaling": {one: float(scaling[one]) for one in names if one in scaling},
+            "merged": [str(one) for one in getattr(module, "merged_adapters", ())],
+        }
+    if not states:
+        return None
+    kinds = {json.dumps(state, sort_keys=True) for state in states.values()}
+    if len(kinds) == 1:
+        return kinds.pop()
+    text = json.dumps(states, sort_keys=True).encode()
+    applied = sorted({one for state in states.values() for one in state["active"]})
+    return json.dumps({"active": applied, "layers": "blake2b:" + hashlib.blake2b(text, digest_size=16).hexdigest()})
 
 
 def differences(stored: ModelSpec, own: ModelSpec) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from prefixd.errors import AlreadyExists, FailedPrecondition, Infeasible, Invali
 from prefixd.estimate import EngineSpeed
 from prefixd.model import ModelSpec, Policy
 from prefixd.put import Put, PutResult
-from prefixd.session import PolicyLike, Session, policy_wire
+from prefixd.session import PolicyLike, Session
 from prefixd.store import PrefixMatch, Store
-from prefixd.transformers import attention, identity
+from prefixd.transformers import attention, identity, inputs
 from prefixd.transformers.cache import PrefixCache, Rows
 from prefixd.transformers.recorder import Recorder
 
@@ -74,9 +75,9 @@ class Splice:
                 "can be spliced into it"
             )
         # The hooks are registered once, even if a model is spliced with several stores.
-        if _before_forward not in model._forward_pre_hooks.values():
-            model.register_forward_pre_hook(_before_forward, with_kwargs=True)
-            model.register_forward_hook(_after_forward, with_kwargs=True)
+        if inputs.before_forward not in model._forward_pre_hooks.values():
+            model.register_forward_pre_hook(inputs.before_forward, with_kwargs=True)
+            model.register_forward_hook(inputs.after_forward, with_kwargs=True)
 
     # ---- caches ----
 
@@ -98,8 +99,10 @@ class Splice:
         progress: Callable[[int, int], None] | None = None,
     ) -> PrefixCache:
         """A cache for these prompts [B, T], left-padded where attention_mask is 0, to be given to
-        `generate` (or to the model) together with them. Each row attends to the longest stored prefix
-        that all rows' stored parts reach (one row without any leaves nothing to attach to).
+        `generate` together with them and the same mask, or to the model, which may be given no position_ids
+        and no mask: they are then the prompts' own. Other tokens, positions or masks are refused, and inputs
+        beside the tokens (images, sounds). Each row attends to the longest stored prefix that all rows' stored
+        parts reach (one row without any leaves nothing to attach to).
 
         prefix: the id of a prefix that must be used: refused when another model stored it or when the
           prompts do not begin with it. require: NotFound when nothing is attached.
@@ -113,7 +116,8 @@ class Splice:
         ids = input_ids.detach().to("cpu")
         if ids.ndim != 2 or ids.numel() == 0:
             raise InvalidArgument(f"input_ids must be [batch, tokens], not {tuple(ids.shape)}")
-        pads = _pads(ids, attention_mask)
+        pads = inputs.pads_of(ids, attention_mask)
+        inputs.check_text(self.model, ids)
         if prefix is not None:
             detail = self.check_prefix(prefix)
             for row, pad in zip(ids, pads, strict=True):
@@ -135,7 +139,7 @@ class Splice:
         own_window = self._own_window(wanted)
         derived = any(match.derived for match in matches) or (
             not exact_prompt
-            and policy_wire(wanted).get("mode") != "full"
+            and not _reads_everything(wanted)
             and any(match.n_tokens > 0 for match in matches)
         )
 
@@ -189,6 +193,7 @@ class Splice:
         )
         cache = PrefixCache(self.spec, rows, recorder, self.model.device, lineage)
         cache.prompt_ids = ids
+        cache.adapters = self.spec.identity.get("adapter")
         cache.estimates = [match.estimate for match in matches]
         return cache
 
@@ -196,24 +201,32 @@ class Splice:
         self,
         input_ids: torch.Tensor,
         past_key_values: Cache,
+        attention_mask: torch.Tensor | None = None,
         *,
         label: str = "",
         pinned: bool = False,
     ) -> list[PutResult]:
-        """Stores the prompts [B, T] of an ordinary DynamicCache that holds every token (after a
-        prefill without a PrefixCache). Caches that dropped or quantised tokens are refused."""
+        """Stores the prompts [B, T], left-padded where attention_mask is 0, of an ordinary DynamicCache that
+        holds every column of them (after a prefill of text without a PrefixCache). The model must have been
+        given the same mask, and positions that begin with 0 behind the padding, as generate makes them of it: a
+        cache does not tell. Caches that dropped or quantised tokens are refused, and prompts that begin with
+        the padding token without a mask."""
         self._check_weights()
         ids = input_ids.detach().to("cpu")
-        layers = _plain_layers(past_key_values, self.spec, ids.shape[1])
+        if attention_mask is None:
+            inputs.check_padding_is_said(self.model, ids)
+        pads = inputs.pads_of(ids, attention_mask)
+        inputs.check_text(self.model, ids)
+        layers = _plain_layers(past_key_values, self.spec, *ids.shape)
         results = []
-        for b, row in enumerate(ids):
+        for b, (row, pad) in enumerate(zip(ids, pads, strict=True)):
             with self.store.begin_put(
-                self.spec.name, row, tenant=self.tenant, label=label, pinned=pinned
+                self.spec.name, row[pad:], tenant=self.tenant, label=label, pinned=pinned
             ) as put:
-                part = slice(put.missing.start, put.missing.stop)
+                part = slice(pad + put.missing.start, pad + put.missing.stop)
                 for index, (keys, values) in enumerate(layers):
                     k, v = (t[b, :, part].transpose(0, 1) for t in (keys, values))
-                    put.write(index, part.start, k, v)
+                    put.write(index, put.missing.start, k, v)
             results.append(put.result())
         return results
 
@@ -283,6 +296,9 @@ class Splice:
 
     def _attach_one(self, prefix: str, n: int, policy: PolicyLike | None) -> Session:
         # The match has taken only what was asked for.
+        own_window = self._own_window(policy)
+        if isinstance(policy, Policy):
+            policy = replace(policy, own_window=None)  # it is for this class
         return self.store.attach(
             self.spec.name,
             prefix=prefix,
@@ -290,7 +306,7 @@ class Splice:
             tenant=self.tenant,
             policy=policy,
             accept_approximate=True,
-            own_memory_tokens=0 if self._own_window(policy) is None else OWN_MEMORY_TOKENS,
+            own_memory_tokens=0 if own_window is None else OWN_MEMORY_TOKENS,
         )
 
     def _own_window(self, policy: PolicyLike | None) -> int | None:
@@ -318,6 +334,12 @@ class Splice:
                 "the model's weights have changed since this Splice was made; make another, so that its "
                 "prompts are not mistaken for the old ones"
             )
+        adapters, was = identity.adapters(self.model), self.spec.identity.get("adapter")
+        if adapters != was:
+            raise FailedPrecondition(
+                f"the model's adapters have changed since this Splice was made ({was} then, {adapters} now); make "
+                "another, so that its prompts are not mistaken for the old ones"
+            )
 
     def _why_nothing(self, ids: torch.Tensor, pads: Sequence[int]) -> str:
         """Says why nothing matched: the other model under which it would have, and what differs."""
@@ -340,44 +362,10 @@ class Splice:
         return "nothing that begins these prompts is stored for this model"
 
 
-def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Checks that the model gets the tokens that its cache was made for."""
-    cache = kwargs.get("past_key_values")
-    if not isinstance(cache, PrefixCache):
-        return
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    if ids is None:
-        raise InvalidArgument(
-            "a PrefixCache needs input_ids: the tokens of inputs_embeds are not known"
-        )
-    cache.given(ids.detach().to("cpu"))
-
-
-def _after_forward(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    cache = kwargs.get("past_key_values")
-    if isinstance(cache, PrefixCache) and cache.recorder is not None:
-        cache.recorder.commit_finished()
-
-
-def _pads(ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:
-    if attention_mask is None:
-        return [0] * len(ids)
-    mask = attention_mask.detach().to("cpu").bool()
-    if mask.shape != ids.shape:
-        raise InvalidArgument(
-            f"attention_mask is {tuple(mask.shape)}, input_ids are {tuple(ids.shape)}"
-        )
-    pads = (~mask).sum(dim=1)
-    left = torch.arange(ids.shape[1])[None, :] >= pads[:, None]
-    if not torch.equal(left, mask):
-        raise InvalidArgument(
-            "prompts must be padded on the left (tokenizer.padding_side = 'left')"
-        )
-    if int(pads.max()) == ids.shape[1]:
-        raise InvalidArgument("a prompt of the batch is empty")
-    return [int(pad) for pad in pads]
+def _reads_everything(policy: PolicyLike | None) -> bool:
+    if isinstance(policy, Policy):
+        return policy.mode == "full"
+    return policy is not None and policy.get("mode") == "full"
 
 
 # Subclasses quantise or offload.
@@ -385,7 +373,7 @@ _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 def _plain_layers(
-    cache: Cache, spec: ModelSpec, tokens: int
+    cache: Cache, spec: ModelSpec, batch: int, tokens: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     if isinstance(cache, PrefixCache):
         raise InvalidArgument("a PrefixCache stores by itself: use its stored() and persist()")
@@ -408,6 +396,8 @@ def _plain_layers(
                 f"layer {index} of the cache (a {kind}) has dropped tokens outside of its window; prefill "
                 "with Splice.cache, which stores them as they are computed"
             )
+        if len(keys) != batch:
+            raise InvalidArgument(f"the cache holds {len(keys)} prompts, and {batch} were given")
         if held < tokens:
             raise InvalidArgument(
                 f"layer {index} of the cache holds {held} of the prompt's {tokens} tokens"
