@@ -9,7 +9,8 @@
 // A call runs under the calling thread's limits (base/call_scope.h): the daemon is told its
 // deadline with it, and its cancellation when that comes. Only a daemon that does not answer for
 // kGrace after that costs the connection. A commit that has begun goes on to its end, so that its
-// answer is waited for as long as the connection lasts.
+// answer is waited for as long as the connection lasts, unless the caller gives up
+// (Call::gives_up).
 //
 // Thread-safety: Do and DoSeries may be called concurrently; they take turns. AwaitStep runs beside
 // them. After a broken connection every call fails with kUnavailable.
@@ -47,6 +48,9 @@ class Connection {
     const ProgressFn* progress = nullptr;        // for long calls, which then have no timeout
     // The call is cancelled when one of these is, beside the calling thread's limits.
     std::vector<const CallLimits*> cancelled_by;
+    // A daemon that has not answered kGrace after the deadline costs the connection, also where the
+    // call runs to its end: for who has something better to do than to wait.
+    bool gives_up = false;
   };
   struct Reply {
     wire::Json control;

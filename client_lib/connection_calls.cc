@@ -133,7 +133,7 @@ Status Connection::Launch(Flight& flight) {
   if (!sent.ok() && sent.error().code == Code::kInvalidArgument) return sent;  // unsent
   flights_.push_back(&flight);
   if (!sent.ok()) return LastWords(flight, sent.error());
-  if (RunsToItsEnd(call.type)) flight.deadline.reset();
+  if (RunsToItsEnd(call.type) && !call.gives_up) flight.deadline.reset();
   return {};
 }
 

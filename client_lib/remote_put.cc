@@ -123,8 +123,11 @@ class RemotePut final : public PutStream {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Takes as long as it needs, where the calling thread has no deadline.
   Result<Connection::Reply> AskToCommit(const ProgressFn* progress) {
-    return connection_->Do({MessageType::kPutCommit, {{"put", put_}}, {}, {}, progress, {}});
+    Connection::Call call{MessageType::kPutCommit, {{"put", put_}}, {}, {}, progress, {}};
+    call.gives_up = true;
+    return connection_->Do(std::move(call));
   }
   Status CheckOpen() const {
     if (open_) return {};

@@ -72,6 +72,7 @@ class StoreHandle {
 };
 
 void BindAttached(nb::module_& m);   // AttachedBatch, attend_paged, read_policy
+void BindDeadline(nb::module_& m);   // Deadline
 void BindStore(nb::module_& m);      // Store, open, connect
 void BindPaged(nb::module_& m);      // PagedRows
 void BindPut(nb::module_& m);        // Put

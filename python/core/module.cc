@@ -48,6 +48,7 @@ void Raise(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_core, m) {
   nb::register_exception_translator(Raise);
   m.attr("__version__") = PREFIXD_VERSION;
+  BindDeadline(m);
   BindStore(m);
   BindPaged(m);  // before those that take its class
   BindPut(m);

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prefixd import _core, arrays
+from prefixd.deadline import deadline
 from prefixd.errors import FailedPrecondition
 
 if TYPE_CHECKING:
@@ -56,8 +57,14 @@ class Put:
         put.result().prefix            # committed when the block was left without an exception
     """
 
-    def __init__(self, core: _core.Put, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        core: _core.Put,
+        progress: Callable[[int, int], None] | None = None,
+        call_timeout: float | None = None,
+    ) -> None:
         self.core = core
+        self._call_timeout = call_timeout
         begin, end = core.missing
         self.missing = range(begin, end)  # tokens that are not stored yet; others are skipped
         self._progress = progress
@@ -67,7 +74,7 @@ class Put:
         self._written = self._submitted = 0
         self._result: Future[PutResult] | None = None
 
-    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+    def _submit(self, call: Callable[[], Any], timeout: float | None) -> Future[Any]:
         if self._failed is not None:
             raise self._failed
         if self._result is not None:
@@ -78,7 +85,8 @@ class Put:
             try:
                 if self._failed is not None:
                     raise self._failed
-                return call()
+                with deadline(timeout):
+                    return call()
             except BaseException as error:
                 self._failed = self._failed or error
                 raise
@@ -100,7 +108,7 @@ class Put:
             if self._progress is not None:
                 self._progress(self._written, self._submitted)
 
-        return self._submit(call)
+        return self._submit(call, self._call_timeout)
 
     def write_blocks(
         self, layer: int, first: int, n: int, rows: _core.PagedRows, cache: Any, blocks: np.ndarray
@@ -116,18 +124,20 @@ class Put:
             if self._progress is not None:
                 self._progress(self._written, self._submitted)
 
-        return self._submit(call)
+        return self._submit(call, self._call_timeout)
 
     def write_queries(self, layer: int, first: int, q: Array) -> Future[None]:
         """Writes the prefill's own queries [n][n_q_heads][key_dim]; this is optional. The store
         keeps a sample of them to choose and measure estimators per head."""
         queries = arrays.as_float32(q)
-        return self._submit(lambda: self.core.write_queries(layer, first, queries))
+        return self._submit(lambda: self.core.write_queries(layer, first, queries), self._call_timeout)
 
-    def commit(self) -> Future[PutResult]:
+    def commit(self, timeout: float | None = None) -> Future[PutResult]:
         """Makes the prompt durable and visible when the future is done; summaries and indexes
-        follow in the background (Store.wait_ready)."""
-        self._result = self._submit(lambda: PutResult.from_wire(json.loads(self.core.commit())))
+        follow in the background (Store.wait_ready). It takes as long as the disk does, unless there is a
+        `timeout`: 5 seconds behind it the connection is given up, and every put on it fails with
+        Unavailable. This one may have been stored."""
+        self._result = self._submit(lambda: PutResult.from_wire(json.loads(self.core.commit())), timeout)
         self._worker.shutdown(wait=False)
         return self._result
 
@@ -135,7 +145,8 @@ class Put:
         """Discards the put. Waits for the write that is under way."""
         self._failed = self._failed or FailedPrecondition("this put was aborted")
         self._worker.shutdown(wait=True)
-        self.core.abort()
+        with deadline(self._call_timeout):
+            self.core.abort()
 
     def result(self, timeout: float | None = None) -> PutResult:
         """Waits for `commit` and returns its result."""

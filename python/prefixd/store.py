@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from prefixd import _core, arrays
+from prefixd.deadline import deadline
 from prefixd.estimate import ENGINE_UNKNOWN, EngineSpeed, ReuseEstimate
 from prefixd.model import ModelSpec
 from prefixd.put import Put
@@ -129,6 +130,7 @@ class Store:
         alone: bool = False,
         prefill_from: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        call_timeout: float | None = None,
     ) -> Put:
         """Begins to store the keys and values of a whole prompt. `encoding` is the encoding of the
         stored rows ("int8"; None: the store's own). `derived`: a step below mode "full" went before
@@ -141,7 +143,8 @@ class Store:
         of other heads of the same prompt, of any processes, store one prefix with it. Its commit
         waits `wait` seconds for theirs, and the put ends for all parts when one ends before.
         `prefill_from`: rows of tokens from here on are written while the engine computes them, so
-        that the store learns how fast it prefills (ReuseEstimate)."""
+        that the store learns how fast it prefills (ReuseEstimate). `call_timeout` bounds this call
+        and each of the put over a connection, in seconds, but its commit: DeadlineExceeded."""
         spec: dict[str, Any] = {
             "model": model,
             "tenant": tenant,
@@ -159,7 +162,9 @@ class Store:
         }
         if encoding is not None:
             spec["encoding"] = encoding
-        return Put(self.core.begin_put(json.dumps(spec), arrays.tokens_array(tokens)), progress)
+        with deadline(call_timeout):
+            core = self.core.begin_put(json.dumps(spec), arrays.tokens_array(tokens))
+        return Put(core, progress, call_timeout)
 
     def match(
         self,

@@ -20,27 +20,32 @@ class WaitingClients : public RingTest {
     EXPECT_OK(connection);
     return connection.ok() ? *std::move(connection) : nullptr;
   }
+
+  static Result<Connection::Reply> BeginPut(Connection& connection) {
+    const std::vector<uint32_t> tokens = {1};
+    return connection.Do({MessageType::kBeginPut,
+                          {{"put", {{"model", "m"}}}},
+                          {wire::BytesOf(std::span<const uint32_t>(tokens))},
+                          {},
+                          nullptr,
+                          {}});
+  }
+
+  const ProgressFn goes_on_ = [](uint64_t, uint64_t, std::string_view) { return true; };
 };
 
 // The daemon commits whatever becomes of the call, and the connection has more to lose than time.
 TEST_F(WaitingClients, AwaitTheEndOfACommitThatHasBegun) {
   const auto connection = Open();
   ASSERT_TRUE(connection);
-  const std::vector<uint32_t> tokens = {1};
-  const auto begun = connection->Do({MessageType::kBeginPut,
-                                     {{"put", {{"model", "m"}}}},
-                                     {wire::BytesOf(std::span<const uint32_t>(tokens))},
-                                     {},
-                                     nullptr,
-                                     {}});
+  const auto begun = BeginPut(*connection);
   ASSERT_OK(begun);
   control_->Hold();
-  const ProgressFn goes_on = [](uint64_t, uint64_t, std::string_view) { return true; };
   CallCanceller canceller;
   auto committed = std::async(std::launch::async, [&] {
     const CallScope scope(CallLimits::Of(2000, &canceller));
     return connection->Do(
-        {MessageType::kPutCommit, {{"put", begun->control["put"]}}, {}, {}, &goes_on, {}});
+        {MessageType::kPutCommit, {{"put", begun->control["put"]}}, {}, {}, &goes_on_, {}});
   });
   control_->AwaitHeld(1);
   canceller.Cancel();
@@ -49,6 +54,25 @@ TEST_F(WaitingClients, AwaitTheEndOfACommitThatHasBegun) {
   control_->Release();
   EXPECT_OK(committed.get());
   EXPECT_TRUE(connection->alive());
+}
+
+TEST_F(WaitingClients, GiveTheConnectionUpWithACommitThatTheyDoNotWaitFor) {
+  const auto connection = Open();
+  ASSERT_TRUE(connection);
+  const auto begun = BeginPut(*connection);
+  ASSERT_OK(begun);
+  control_->Hold();
+  auto committed = std::async(std::launch::async, [&] {
+    const CallScope scope(CallLimits::Of(500, nullptr));
+    Connection::Call call{
+        MessageType::kPutCommit, {{"put", begun->control["put"]}}, {}, {}, &goes_on_, {}};
+    call.gives_up = true;
+    return connection->Do(std::move(call));
+  });
+  control_->AwaitHeld(1);
+  EXPECT_CODE(committed.get(), Code::kUnavailable);
+  EXPECT_FALSE(connection->alive());
+  control_->Release();
 }
 
 // What was in flight is still the daemon's to read; the next call's tensors would lie over it.
