@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache
 
 from prefixd.errors import AlreadyExists, FailedPrecondition, Infeasible, InvalidArgument, NotFound
 from prefixd.estimate import EngineSpeed
@@ -20,8 +20,10 @@ from prefixd.put import Put, PutResult
 from prefixd.session import PolicyLike, Session
 from prefixd.store import PrefixMatch, Store
 from prefixd.transformers import attention, identity, inputs
-from prefixd.transformers.cache import PrefixCache, Rows
+from prefixd.transformers.cache import PrefixCache
+from prefixd.transformers.plain_cache import plain_layers
 from prefixd.transformers.recorder import Recorder
+from prefixd.transformers.rows import Rows
 
 # What sessions keep in memory of the tokens that are handed over to them (Policy.own_window).
 OWN_MEMORY_TOKENS = 4096
@@ -217,7 +219,7 @@ class Splice:
             inputs.check_padding_is_said(self.model, ids)
         pads = inputs.pads_of(ids, attention_mask)
         inputs.check_text(self.model, ids)
-        layers = _plain_layers(past_key_values, self.spec, *ids.shape)
+        layers = plain_layers(past_key_values, self.spec, *ids.shape)
         results = []
         for b, (row, pad) in enumerate(zip(ids, pads, strict=True)):
             with self.store.begin_put(
@@ -366,41 +368,3 @@ def _reads_everything(policy: PolicyLike | None) -> bool:
     if isinstance(policy, Policy):
         return policy.mode == "full"
     return policy is not None and policy.get("mode") == "full"
-
-
-# Subclasses quantise or offload.
-_PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
-
-
-def _plain_layers(
-    cache: Cache, spec: ModelSpec, batch: int, tokens: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    if isinstance(cache, PrefixCache):
-        raise InvalidArgument("a PrefixCache stores by itself: use its stored() and persist()")
-    if len(cache.layers) != len(spec.layers):
-        raise InvalidArgument(
-            f"the cache has {len(cache.layers)} layers, this model {len(spec.layers)}"
-        )
-    plain = []
-    for index, layer in enumerate(cache.layers):
-        kind = type(layer).__name__
-        if not isinstance(layer, DynamicLayer) or type(layer) not in _PLAIN:
-            raise InvalidArgument(
-                f"layer {index} of the cache is a {kind}, whose rows are not those that were computed "
-                "(static, quantised and offloaded caches are not stored); prefill with a DynamicCache"
-            )
-        keys, values = layer.keys, layer.values
-        held = int(layer.get_seq_length())
-        if keys is None or values is None or keys.shape[2] != held:
-            raise InvalidArgument(
-                f"layer {index} of the cache (a {kind}) has dropped tokens outside of its window; prefill "
-                "with Splice.cache, which stores them as they are computed"
-            )
-        if len(keys) != batch:
-            raise InvalidArgument(f"the cache holds {len(keys)} prompts, and {batch} were given")
-        if held < tokens:
-            raise InvalidArgument(
-                f"layer {index} of the cache holds {held} of the prompt's {tokens} tokens"
-            )
-        plain.append((keys, values))
-    return plain
