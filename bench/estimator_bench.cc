@@ -229,7 +229,8 @@ class Bench {
         }
       }
       for (double e : row.errors) row.mean += e / double(row.errors.size());
-      const Ledger total = (*session)->report().total;
+      PREFIXD_ASSIGN(const SessionReport report, (*session)->report());
+      const Ledger& total = report.total;
       row.tokens = total.tokens_per_step();
       row.scanned = double(total.scan_bytes) / double(std::max<uint64_t>(1, total.selections));
     }

@@ -114,7 +114,7 @@ class Bench {
   Status Settle() {
     const auto until = Clock::now() + std::chrono::seconds(60);
     while (Clock::now() < until) {
-      const SessionReport report = bounded_->report();
+      PREFIXD_ASSIGN(const SessionReport report, bounded_->report());
       if (report.own_tokens <= report.own_moved + o_.memory) return {};
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -151,8 +151,9 @@ class Bench {
   // a move.
   Result<Percentiles> AtRest() {
     constexpr uint32_t kSome = 50;
-    for (SessionReport report = bounded_->report();
-         report.own_tokens + kSome > report.own_moved + o_.memory; report = bounded_->report()) {
+    while (true) {
+      PREFIXD_ASSIGN(const SessionReport report, bounded_->report());
+      if (report.own_tokens + kSome <= report.own_moved + o_.memory) break;
       PREFIXD_TRY(Append(*bounded_, own_, kSome));
       PREFIXD_TRY(Append(*whole_, own_, kSome));
       own_ += kSome;

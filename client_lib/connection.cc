@@ -12,7 +12,11 @@ Result<std::shared_ptr<Connection>> Connection::Open(const Address& address,
                                                      const ConnectOptions& options) {
   const auto deadline =
       Socket::Clock::now() + std::chrono::milliseconds(options.connect_timeout_ms);
-  std::shared_ptr<Connection> connection(new Connection);
+  // A child of fork() leaves its copy as it is: a lock may be held for ever, and the end of TLS
+  // would be the parent's.
+  std::shared_ptr<Connection> connection(new Connection, [](const Connection* ended) {
+    if (ended->opened_.holds()) delete ended;
+  });
   PREFIXD_ASSIGN(connection->socket_, Socket::Connect(address, deadline));
   if (address.tls) PREFIXD_TRY(StartTls(address, options, deadline, &connection->socket_));
   connection->call_timeout_ms_ = options.connect_timeout_ms;  // until hello is answered

@@ -13,7 +13,8 @@
 // (Call::gives_up).
 //
 // Thread-safety: Do and DoSeries may be called concurrently; they take turns. AwaitStep runs beside
-// them. After a broken connection every call fails with kUnavailable.
+// them. After a broken connection every call fails with kUnavailable, and in a child that fork()
+// has made of this process with kFailedPrecondition.
 #pragma once
 
 #include <atomic>
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "base/call_scope.h"
+#include "base/opened_here.h"
 #include "client_lib/ring_calls.h"
 #include "prefixd/client.h"
 #include "protocol/codec.h"
@@ -90,6 +92,9 @@ class Connection {
   // Until when a call of this thread that begins now is worth its work.
   Bound BoundNow(bool timed) const;
   Status AwaitStep(uint32_t slot, const Bound& bound, const std::function<bool()>& cancelled);
+
+  // kFailedPrecondition in a child of the process that opened the connection.
+  Status CheckProcess() const { return opened_.Check(); }
 
   bool alive() const { return end_ == End::kNone; }
   // Whether the connection broke because the daemon closed it or went away: not by a timeout, and
@@ -164,6 +169,7 @@ class Connection {
 
   void CloseSocket();
 
+  const OpenedHere opened_;
   CallMutex mutex_;
   std::mutex socket_mutex_;  // taken to close the socket, and by Interrupt
   Socket socket_;

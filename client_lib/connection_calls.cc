@@ -75,6 +75,7 @@ Status Connection::CheckUsable() const {
 }
 
 Result<Connection::Reply> Connection::Do(Call call) {
+  PREFIXD_TRY(CheckProcess());  // before a lock that the parent may have held
   PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
   PREFIXD_TRY(CheckUsable());
   Flight flight{.call = std::move(call)};
@@ -85,6 +86,7 @@ Result<Connection::Reply> Connection::Do(Call call) {
 }
 
 Status Connection::DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done) {
+  PREFIXD_TRY(CheckProcess());
   PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
   PREFIXD_TRY(CheckUsable());
   uint64_t part = 1;  // of the region, for each call in flight

@@ -14,6 +14,7 @@ constexpr auto kLongestPause = std::chrono::milliseconds(100);
 }  // namespace
 
 Result<std::shared_ptr<Connection>> Link::Live() {
+  PREFIXD_TRY(CheckProcess());  // before a lock that the parent may have held
   std::lock_guard lock(mutex_);
   if (connection_ && connection_->alive()) {
     away_since_.reset();
@@ -27,6 +28,7 @@ Result<std::shared_ptr<Connection>> Link::Live() {
 }
 
 Result<std::shared_ptr<Connection>> Link::Aside(bool shared_memory) {
+  PREFIXD_TRY(CheckProcess());
   ConnectOptions options = options_;
   options.shared_memory = options_.shared_memory && shared_memory;
   // The connection of Live may not know yet that the daemon went away, and is not asked.

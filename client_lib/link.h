@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/opened_here.h"
 #include "client_lib/connection.h"
 
 namespace prefixd {
@@ -53,6 +54,8 @@ class Link {
     return Run([&](const auto& connection) { return connection->Do(call); });
   }
 
+  // kFailedPrecondition in a child of the process that made the link.
+  Status CheckProcess() const { return opened_.Check(); }
   // Whether sessions attach again.
   bool reconnects() const { return options_.reconnect_ms > 0; }
   // Whether this error of a call over `connection` means that the daemon went away, so that the
@@ -74,6 +77,7 @@ class Link {
   Result<std::shared_ptr<Connection>> OpenUntil(const ConnectOptions& options,
                                                 Clock::time_point until) const;
 
+  const OpenedHere opened_;
   const Address address_;
   const ConnectOptions options_;
   mutable std::mutex mutex_;  // held while a connection is opened, so that one is

@@ -12,8 +12,12 @@ using wire::FromJson;
 using wire::MessageType;
 
 RemoteSession::~RemoteSession() {
+  if (!open_ || !link().CheckProcess().ok()) return;  // a child's copy is not the session
   const Place at = place_.last();
-  if (open_) (void)at.connection->Do(SessionCall(MessageType::kDetach, at));
+  // Not under the limits of the call that drops it, which may have ended, but bounded as its own.
+  const CarriedScope no_other(nullptr);
+  const CallScope scope(Limits());
+  (void)at.connection->Do(SessionCall(MessageType::kDetach, at));
 }
 
 Result<Place> RemoteSession::Find() const {
@@ -66,30 +70,35 @@ Result<std::vector<std::byte>> RemoteSession::SummaryBytes(uint32_t layer, uint3
   return std::move(reply.payload);
 }
 
-SessionReport RemoteSession::report() const {
-  if (open_) {
-    const Place at = place_.last();
-    auto reply = at.connection->Do(SessionCall(MessageType::kReport, at));
-    if (reply.ok()) {
-      auto report = FromJson<SessionReport>(reply->control, "report");
-      if (report.ok()) {
-        std::lock_guard lock(mutex_);
-        last_ = *std::move(report);
-        return last_;
-      }
-    }
-  }
-  std::lock_guard lock(mutex_);  // detached or unreachable: the last report
+Result<SessionReport> RemoteSession::report() const {
+  PREFIXD_TRY(link().CheckProcess());
+  if (!open_) return LastReport();
+  const CallScope scope(Limits());
+  PREFIXD_ASSIGN(auto reply, Do(MessageType::kReport, wire::Json::object()));
+  PREFIXD_ASSIGN(SessionReport report, FromJson<SessionReport>(reply.control, "report"));
+  std::lock_guard lock(mutex_);
+  last_ = report;
+  return report;
+}
+
+SessionReport RemoteSession::LastReport() const {
+  std::lock_guard lock(mutex_);
   SessionReport report = last_;
   report.info = info_;
   return report;
 }
 
 Result<SessionReport> RemoteSession::Detach() {
+  PREFIXD_TRY(link().CheckProcess());
   if (!open_.exchange(false)) return SessionDetached(info_.id);
+  const CallScope scope(Limits());
   const Place at = place_.last();
-  PREFIXD_ASSIGN(auto reply, at.connection->Do(SessionCall(MessageType::kDetach, at)));
-  PREFIXD_ASSIGN(SessionReport report, FromJson<SessionReport>(reply.control, "report"));
+  auto reply = at.connection->Do(SessionCall(MessageType::kDetach, at));
+  // The daemon that went away has ended the session, which is what was asked for.
+  if (!reply.ok() && at.connection->lost()) return LastReport();
+  if (!reply.ok() && EndedEarly(reply.error())) open_ = true;  // it may be repeated
+  if (!reply.ok()) return std::move(reply).error();
+  PREFIXD_ASSIGN(SessionReport report, FromJson<SessionReport>(reply->control, "report"));
   std::lock_guard lock(mutex_);
   last_ = report;
   return report;

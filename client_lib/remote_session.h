@@ -86,7 +86,7 @@ class RemoteSession final : public Session {
                            uint32_t k) override;
   Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
                                               const EstimatorVariant& variant) override;
-  SessionReport report() const override;
+  Result<SessionReport> report() const override;
   Result<SessionReport> Detach() override;
 
  private:
@@ -99,7 +99,10 @@ class RemoteSession final : public Session {
   Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                     std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out);
 
-  Status CheckOpen() const { return open_ ? Status() : SessionDetached(info_.id); }
+  Status CheckOpen() const {
+    PREFIXD_TRY(link().CheckProcess());  // before a lock that the parent may have held
+    return open_ ? Status() : SessionDetached(info_.id);
+  }
   // Asks for another session that goes on from this one.
   Result<std::shared_ptr<RemoteSession>> Another(wire::MessageType type, wire::Json control,
                                                  wire::Json* reply);
@@ -120,6 +123,7 @@ class RemoteSession final : public Session {
   Result<Connection::Reply> Do(wire::MessageType type, wire::Json control,
                                std::vector<std::span<const std::byte>> in = {},
                                std::vector<std::span<std::byte>> out = {}) const;
+  SessionReport LastReport() const;
   // How many items of so many bytes each go into a message.
   size_t PerMessage(size_t item_bytes) const;
 

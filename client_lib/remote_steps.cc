@@ -143,6 +143,8 @@ Status ReadAnswer(const RemoteStep& step, const wire::StepEntry& entry,
 bool SendThroughRing(Connection& connection, std::span<const RemoteStep> steps) {
   RingCalls* const ring = connection.ring();
   if (ring == nullptr || steps.size() > wire::kMaxStepsPerFrame) return false;
+  // Both processes would take the same slot: the ring is shared, the list of its free slots is not.
+  if (!connection.CheckProcess().ok()) return false;
   const auto n = static_cast<uint32_t>(steps.size());
   wire::StepLayout layout(n);
   for (const RemoteStep& step : steps) layout.Add(EntryOf(step));

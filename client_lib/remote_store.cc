@@ -41,9 +41,14 @@ class RemoteSnapshot final : public Snapshot {
 
 RemoteStore::RemoteStore(Address address, ConnectOptions options)
     : link_(std::make_shared<Link>(std::move(address), std::move(options))),
-      matches_([this](size_t thread, const MatchSpec& spec) { return MatchAside(thread, spec); }) {}
+      matches_(std::make_unique<MatchCalls>(
+          [this](size_t thread, const MatchSpec& spec) { return MatchAside(thread, spec); })) {}
 
 RemoteStore::~RemoteStore() {
+  if (!link_->CheckProcess().ok()) {  // a child of fork(), where there are no threads to wait for
+    static_cast<void>(matches_.release());
+    return;
+  }
   {
     std::lock_guard lock(match_mutex_);
     closing_ = true;
@@ -51,7 +56,7 @@ RemoteStore::~RemoteStore() {
       if (connection) connection->Interrupt();
     }
   }
-  matches_.Stop();
+  matches_->Stop();
 }
 
 Result<std::unique_ptr<RemoteStore>> RemoteStore::Connect(std::string_view address,
@@ -139,7 +144,8 @@ Result<PrefixMatch> RemoteStore::Match(const MatchSpec& spec) {
 
 Result<std::unique_ptr<PendingMatch>> RemoteStore::MatchAsync(const MatchSpec& spec,
                                                               std::chrono::milliseconds deadline) {
-  return matches_.Begin(spec, deadline);
+  PREFIXD_TRY(link_->CheckProcess());
+  return matches_->Begin(spec, deadline);
 }
 
 Result<std::shared_ptr<Connection>> RemoteStore::MatchConnection(size_t thread) {

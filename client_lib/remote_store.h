@@ -73,7 +73,7 @@ class RemoteStore final : public Store {
   std::mutex match_mutex_;  // guards the next two
   std::array<std::shared_ptr<Connection>, MatchCalls::kThreads> match_connections_;
   bool closing_ = false;
-  MatchCalls matches_;
+  std::unique_ptr<MatchCalls> matches_;
 };
 
 // RemoteStore makes these; they keep the connection alive.

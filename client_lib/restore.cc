@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/capture_errors.h"
+#include "base/opened_here.h"
 
 namespace prefixd {
 namespace {
@@ -65,6 +66,7 @@ class RestoreImpl final : public Restore {
   RestoreImpl& operator=(const RestoreImpl&) = delete;
 
   Result<std::optional<RestoredRun>> Next() override {
+    PREFIXD_TRY(opened_.Check());  // a child of fork() would wait for a thread that it has not
     RestoredRun run;
     {
       std::unique_lock lock(mutex_);
@@ -168,6 +170,7 @@ class RestoreImpl final : public Restore {
   std::optional<Buffer> lent_;  // the buffer that the caller reads at the moment
   bool read_all_ = false;
   Status failed_;
+  const OpenedHere opened_;
   std::thread reader_;
 };
 

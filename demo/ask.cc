@@ -51,7 +51,8 @@ Status RunAsk(const std::string& address, const Request& request) {
   std::vector<float> logits(model.config().vocab_size);
   PREFIXD_TRY(model.Forward(question, n, attention, 1, logits));
   const double first_token_s = SecondsSince(start);
-  const Ledger exact = session->report().total;
+  PREFIXD_ASSIGN(const SessionReport asked, session->report());
+  const Ledger& exact = asked.total;
 
   PREFIXD_ASSIGN(const Answer answer, AnswerQuestion(model, attention, logits, attention.position(),
                                                      {.tokens = request.answer_tokens,

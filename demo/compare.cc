@@ -127,13 +127,15 @@ Result<ReadingResult> Comparison::Read(const StepPolicy& policy) {
     result.infeasible = set.error().message;
     return result;
   }
-  const Ledger before = session_->report().total;
+  PREFIXD_ASSIGN(const SessionReport report_before, session_->report());
+  const Ledger& before = report_before.total;
   for (size_t i = 0; i < passages_.size(); ++i) {
     PREFIXD_ASSIGN(PassageResult passage, ReadPassage(passages_[i], begun_[i]));
     result.passages.push_back(std::move(passage));
   }
   PREFIXD_TRY(MeasureHeads(result));
-  const Ledger after = session_->report().total;
+  PREFIXD_ASSIGN(const SessionReport report_after, session_->report());
+  const Ledger& after = report_after.total;
   if (after.steps > before.steps) {
     result.tokens_per_step = (after.tokens_per_step() * static_cast<double>(after.steps) -
                               before.tokens_per_step() * static_cast<double>(before.steps)) /

@@ -181,7 +181,8 @@ Status RunDecode(const std::string& address, const Request& request) {
   resumed["event"] = "resumed";
   resumed["attach_s"] = attach_s;
   resumed["resume_s"] = SecondsSince(resume_start);
-  const Ledger first = session->report().total;
+  PREFIXD_ASSIGN(const SessionReport resumed_report, session->report());
+  const Ledger& first = resumed_report.total;
   resumed["ssd_bytes"] = first.physical_bytes[size_t(Tier::kSsd)];
   Emit(resumed);
   PREFIXD_TRY(AnswerAll(request, questions));

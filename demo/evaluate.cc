@@ -172,7 +172,8 @@ Result<Evaluator::Continuation> Evaluator::Continue(size_t max_tokens) {
   const uint32_t n = session_->info().n_tokens;
   const std::vector<uint32_t>& continuation = request_.continuation;
   const size_t count = std::min(max_tokens, continuation.size()) - 1;  // the last is only scored
-  const Ledger before = session_->report().total;
+  PREFIXD_ASSIGN(const SessionReport report_before, session_->report());
+  const Ledger& before = report_before.total;
   const auto start = Clock::now();
   Continuation run;
   std::vector<float> logits(model_.config().vocab_size);
@@ -183,7 +184,8 @@ Result<Evaluator::Continuation> Evaluator::Continue(size_t max_tokens) {
   }
   const double seconds = SecondsSince(start);
   attention_.TruncateTo(n);
-  const Ledger after = session_->report().total;
+  PREFIXD_ASSIGN(const SessionReport report_after, session_->report());
+  const Ledger& after = report_after.total;
 
   const auto tokens = static_cast<double>(count);
   const auto per_token = [&](uint64_t end, uint64_t begin) {
@@ -211,14 +213,18 @@ Result<Evaluator::Timing> Evaluator::TimeAtK(const EstimatorVariant& estimator, 
   std::vector<float> y(size_t{geometry.n_q_heads} * geometry.value_dim), lse(geometry.n_q_heads);
   Ledger before;
   for (const bool warm : {false, true}) {  // the first round loads the rows into memory
-    if (warm) before = session_->report().total;
+    if (warm) {
+      PREFIXD_ASSIGN(const SessionReport report, session_->report());
+      before = report.total;
+    }
     for (const Recorded& token : recorded_) {
       for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
         PREFIXD_TRY(session_->Step(layer, token.q[layer], y, lse, nullptr));
       }
     }
   }
-  const Ledger after = session_->report().total;
+  PREFIXD_ASSIGN(const SessionReport report_after, session_->report());
+  const Ledger& after = report_after.total;
   const auto ms = [&](uint64_t end, uint64_t begin) {
     return static_cast<double>(end - begin) / 1e6 / static_cast<double>(recorded_.size());
   };

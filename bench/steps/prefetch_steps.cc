@@ -57,7 +57,8 @@ class Decode {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     spec.policy.prefetch = of.prefetch;
     PREFIXD_TRY(session->SetPolicy(spec.policy));
-    const Ledger before = session->report().total;
+    PREFIXD_ASSIGN(const SessionReport report_before, session->report());
+    const Ledger& before = report_before.total;
     for (size_t step = 0; step < n_steps_; ++step) {
       PREFIXD_TRY(Token(*session, step, &samples));
       std::this_thread::sleep_for(std::chrono::milliseconds(of.pause_ms));

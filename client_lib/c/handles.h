@@ -5,29 +5,37 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "base/opened_here.h"
 #include "prefixd/client.h"
 #include "prefixd/prefixd.h"
 #include "prefixd/restore.h"
 
 struct pfx_store {
   std::shared_ptr<prefixd::Store> client;
+  prefixd::OpenedHere opened = {};
 };
 struct pfx_put {
   std::shared_ptr<prefixd::Store> client;
   std::unique_ptr<prefixd::PutStream> put;
+  prefixd::OpenedHere opened = {};
 };
 struct pfx_session {
   std::shared_ptr<prefixd::Store> client;
   std::shared_ptr<prefixd::Session> session;
+  prefixd::OpenedHere opened = {};
 };
 struct pfx_restore {
   std::shared_ptr<prefixd::Store> client;
   std::unique_ptr<prefixd::Restore> restore;
+  prefixd::OpenedHere opened = {};
 };
 struct pfx_pending_match {
   std::unique_ptr<prefixd::PendingMatch> match;
@@ -53,8 +61,30 @@ pfx_code Guard(F&& body) {
   }
 }
 
+// Frees a handle, which may be null. A child of fork() leaves its copy as it is: the handle's
+// threads and what it would say to the daemon are its parent's.
+template <typename Handle>
+void End(Handle* handle) {
+  if (handle != nullptr && handle->opened.holds()) delete handle;
+}
+
 inline Error Null(const char* what) { return InvalidArgument(std::string(what) + " is NULL"); }
 inline std::string_view Text(const char* text) { return text ? text : ""; }
+
+inline std::span<const std::byte> Bytes(const void* data, size_t bytes) {
+  return {static_cast<const std::byte*>(data), bytes};
+}
+inline std::span<std::byte> Bytes(void* data, size_t bytes) {
+  return {static_cast<std::byte*>(data), bytes};
+}
+
+// Refuses a NULL array whose count is above 0.
+inline Status CheckPointers(std::initializer_list<std::pair<const void*, size_t>> arrays) {
+  for (const auto& [data, count] : arrays) {
+    if (data == nullptr && count > 0) return InvalidArgument("an array of this call is NULL");
+  }
+  return {};
+}
 
 // Reads a caller's struct of any size up to this library's; members that the caller's struct lacks
 // are zero.

@@ -56,4 +56,4 @@ void pfx_restore_cancel(pfx_restore* restore) {
   if (restore != nullptr) restore->restore->Cancel();
 }
 
-void pfx_restore_free(pfx_restore* restore) { delete restore; }
+void pfx_restore_free(pfx_restore* restore) { End(restore); }

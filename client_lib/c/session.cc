@@ -1,4 +1,4 @@
-// Implements the C API's puts and sessions.
+// Implements the C API's puts and sessions; steps of sessions: steps.cc.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -16,13 +16,6 @@ Result<StepPolicy> Policy(const char* json) {
   return wire::FromText<StepPolicy>(json, "policy");
 }
 
-std::span<const std::byte> Bytes(const void* data, size_t bytes) {
-  return {static_cast<const std::byte*>(data), bytes};
-}
-std::span<std::byte> Bytes(void* data, size_t bytes) {
-  return {static_cast<std::byte*>(data), bytes};
-}
-
 // Returns the stream of a put that has not been committed.
 Result<PutStream*> Open(const pfx_put* put) {
   if (put == nullptr) return Null("put");
@@ -30,14 +23,6 @@ Result<PutStream*> Open(const pfx_put* put) {
     return Error{Code::kFailedPrecondition, "this put was committed already; begin another"};
   }
   return put->put.get();
-}
-
-// Refuses a NULL array whose count is above 0.
-Status CheckPointers(std::initializer_list<std::pair<const void*, size_t>> arrays) {
-  for (const auto& [data, count] : arrays) {
-    if (data == nullptr && count > 0) return InvalidArgument("an array of this call is NULL");
-  }
-  return {};
 }
 
 // result may be null.
@@ -135,7 +120,7 @@ pfx_code pfx_put_commit(pfx_put* put, pfx_put_result* result) {
   });
 }
 
-void pfx_put_free(pfx_put* put) { delete put; }
+void pfx_put_free(pfx_put* put) { End(put); }
 
 pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options, pfx_session** session) {
   return Guard([&]() -> Status {
@@ -208,15 +193,6 @@ pfx_code pfx_session_set_policy(pfx_session* session, const char* policy_json) {
   });
 }
 
-pfx_code pfx_step(pfx_session* session, uint32_t layer, const float* q, size_t q_count, float* y,
-                  size_t y_count, float* lse, size_t lse_count) {
-  return Guard([&]() -> Status {
-    if (session == nullptr) return Null("session");
-    PREFIXD_TRY(CheckPointers({{q, q_count}, {y, y_count}, {lse, lse_count}}));
-    return session->session->Step(layer, {q, q_count}, {y, y_count}, {lse, lse_count}, nullptr);
-  });
-}
-
 pfx_code pfx_session_append(pfx_session* session, uint32_t layer, uint32_t first_head,
                             uint32_t n_heads, uint32_t n, const void* k, size_t k_bytes,
                             const void* v, size_t v_bytes) {
@@ -225,20 +201,6 @@ pfx_code pfx_session_append(pfx_session* session, uint32_t layer, uint32_t first
     PREFIXD_TRY(CheckPointers({{k, k_bytes}, {v, v_bytes}}));
     return session->session->Append(layer, {first_head, n_heads}, n, Bytes(k, k_bytes),
                                     Bytes(v, v_bytes));
-  });
-}
-
-pfx_code pfx_step_append(pfx_session* session, uint32_t layer, uint32_t first_head,
-                         uint32_t n_heads, const float* q, size_t q_count, const void* k,
-                         size_t k_bytes, const void* v, size_t v_bytes, float* y, size_t y_count,
-                         float* lse, size_t lse_count) {
-  return Guard([&]() -> Status {
-    if (session == nullptr) return Null("session");
-    PREFIXD_TRY(
-        CheckPointers({{q, q_count}, {k, k_bytes}, {v, v_bytes}, {y, y_count}, {lse, lse_count}}));
-    return session->session->StepAppend(layer, {first_head, n_heads}, {q, q_count},
-                                        Bytes(k, k_bytes), Bytes(v, v_bytes), {y, y_count},
-                                        {lse, lse_count}, nullptr);
   });
 }
 
@@ -287,63 +249,6 @@ pfx_code pfx_session_fork_persisted(pfx_session* session, uint32_t window, pfx_s
     PREFIXD_ASSIGN(auto next, session->session->ForkPersisted(window));
     *fork = new pfx_session{session->client, std::move(next)};
     return {};
-  });
-}
-
-pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
-                        size_t request_size) {
-  return Guard([&]() -> Status {
-    if (client == nullptr) return Null("client");
-    if (requests == nullptr && n > 0) return Null("requests");
-    if (request_size != sizeof(pfx_step_request)) {
-      return InvalidArgument("request_size is " + std::to_string(request_size) +
-                             "; this library's pfx_step_request has " +
-                             std::to_string(sizeof(pfx_step_request)) + " bytes");
-    }
-    std::vector<StepRequest> batch(n);
-    for (size_t i = 0; i < n; ++i) {
-      const pfx_step_request& r = requests[i];
-      if (r.session == nullptr) return Null("the session of a request");
-      if (r.session->client != client->client) {
-        return InvalidArgument("request " + std::to_string(i) +
-                               " is of a session of another client; step it with its own");
-      }
-      PREFIXD_TRY(CheckPointers({{r.q, r.q_count}, {r.y, r.y_count}, {r.lse, r.lse_count}}));
-      batch[i].session = r.session->session.get();
-      batch[i].layer = r.layer;
-      batch[i].q = {r.q, r.q_count};
-      batch[i].y = {r.y, r.y_count};
-      batch[i].lse = {r.lse, r.lse_count};
-      batch[i].heads = {r.first_head, r.n_heads};
-      if ((r.k == nullptr) != (r.v == nullptr)) {
-        return InvalidArgument("request " + std::to_string(i) +
-                               " has a key row or a value row alone; a step that appends has both");
-      }
-      batch[i].append = r.k != nullptr;
-      batch[i].k = Bytes(r.k, r.k != nullptr ? r.k_bytes : 0);
-      batch[i].v = Bytes(r.v, r.v != nullptr ? r.v_bytes : 0);
-    }
-    client->client->StepBatch(batch);
-    Status first;
-    for (size_t i = n; i-- > 0;) {
-      requests[i].code = PFX_OK;
-      if (batch[i].status.ok()) continue;
-      requests[i].code = Fail(batch[i].status.error());
-      first = Error{batch[i].status.error().code,
-                    "request " + std::to_string(i) + ": " + batch[i].status.error().message};
-    }
-    return first;
-  });
-}
-
-pfx_code pfx_attend_exact(pfx_session* session, uint32_t layer, uint32_t first_head,
-                          uint32_t n_heads, uint32_t n, const float* q, size_t q_count, float* y,
-                          size_t y_count, float* lse, size_t lse_count) {
-  return Guard([&]() -> Status {
-    if (session == nullptr) return Null("session");
-    PREFIXD_TRY(CheckPointers({{q, q_count}, {y, y_count}, {lse, lse_count}}));
-    return session->session->AttendExact(layer, {first_head, n_heads}, n, {q, q_count},
-                                         {y, y_count}, {lse, lse_count});
   });
 }
 
@@ -401,7 +306,8 @@ pfx_code pfx_session_cancel(pfx_session* session) {
 pfx_code pfx_session_report(pfx_session* session, char** json) {
   return Guard([&]() -> Status {
     if (session == nullptr) return Null("session");
-    return ReturnText(wire::ToText(session->session->report()), json);
+    PREFIXD_ASSIGN(const SessionReport report, session->session->report());
+    return ReturnText(wire::ToText(report), json);
   });
 }
 
@@ -413,4 +319,4 @@ pfx_code pfx_session_detach(pfx_session* session, char** json) {
   });
 }
 
-void pfx_session_free(pfx_session* session) { delete session; }
+void pfx_session_free(pfx_session* session) { End(session); }

@@ -162,7 +162,7 @@ pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client) {
   });
 }
 
-void pfx_store_close(pfx_store* client) { delete client; }
+void pfx_store_close(pfx_store* client) { End(client); }
 
 pfx_code pfx_stats(pfx_store* client, char** json) {
   return Guard([&]() -> Status {

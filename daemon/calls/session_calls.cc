@@ -107,9 +107,9 @@ Result<Json> RequestHandler::ForkPersisted(const Request& request) {
   const auto begun = Clock::now();
   PREFIXD_ASSIGN(auto next, session->ForkPersisted(window));
   Took(Timed::kAttach, begun);
-  const uint32_t own = next->report().own_tokens;
+  PREFIXD_ASSIGN(const SessionReport report, next->report());
   Json reply = Keep(std::move(next), std::move(slot));
-  reply["own_tokens"] = own;
+  reply["own_tokens"] = report.own_tokens;
   return reply;
 }
 
@@ -369,14 +369,15 @@ Result<Json> RequestHandler::SetPolicy(const Request& request) {
 
 Result<Json> RequestHandler::Report(const Request& request) {
   PREFIXD_ASSIGN(const auto session, FindSession(request.control));
-  return ToJson(session->report());
+  PREFIXD_ASSIGN(const SessionReport report, session->report());
+  return ToJson(report);
 }
 
 Result<SessionReport> RequestHandler::End(const Attached& attached) {
   Result<SessionReport> report = attached.session->Detach();
   if (limits_.watch != nullptr) {
-    limits_.watch->Detached(attached.watched,
-                            report.ok() ? report->total : attached.session->report().total);
+    const Result<SessionReport> last = report.ok() ? report : attached.session->report();
+    limits_.watch->Detached(attached.watched, last.ok() ? last->total : Ledger());
   }
   return report;
 }

@@ -111,7 +111,9 @@ Watch::Report Watch::Take(const std::optional<std::string>& tenant) const {
   }
   const auto now = Clock::now();
   for (const auto& [number, session, since] : live) {
-    SessionReport of = session->report();
+    Result<SessionReport> asked = session->report();
+    if (!asked.ok()) continue;
+    SessionReport& of = *asked;
     report.ledger += of.total;
     if (tenant && of.info.tenant != *tenant) continue;
     Attachment& a = report.sessions.emplace_back();

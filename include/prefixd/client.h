@@ -24,6 +24,9 @@
 
 namespace prefixd {
 
+// What either returns belongs to the process that called it. A child that fork() makes of it cannot
+// use the store, its sessions and its puts (kFailedPrecondition): it connects or opens again.
+
 // Opens a store in this process and locks its directory. kFailedPrecondition, with a sentence,
 // where libprefixd-embedded.so is missing or was not built with this library: it is searched beside
 // the library or program that contains this code, then where the system keeps libraries.

@@ -18,7 +18,9 @@
  *
  * Ownership. Handles are opaque. The caller who got a handle ends it: pfx_store_close,
  * pfx_put_free, pfx_session_free, pfx_restore_free; NULL is ignored. Sessions and puts keep what
- * they need of their client alive, so the order does not matter. Strings returned through `char **`
+ * they need of their client alive, so the order does not matter. A child that fork() has made of
+ * the process cannot use the handles that it inherits (PFX_FAILED_PRECONDITION): it opens its own.
+ * Strings returned through `char **`
  * are freed with pfx_free. Everything passed in is borrowed for the call.
  *
  * Threads. A client may be used by any number of threads; so may a session (different layers or
@@ -132,7 +134,8 @@ typedef struct pfx_connect_options {
 PFX_API pfx_code pfx_open(const pfx_open_options* options, pfx_store** client);
 /* PFX_UNAVAILABLE: no daemon answers there, within connect_timeout_ms. */
 PFX_API pfx_code pfx_connect(const pfx_connect_options* options, pfx_store** client);
-/* Ends and frees it; sessions, puts and restores must be freed before. Ignores NULL. */
+/* Frees the handle. Sessions, puts and restores of it go on, and the store ends with the last of
+ * them. Ignores NULL. */
 PFX_API void pfx_store_close(pfx_store* client);
 /* {"runtime": {...}, ...}: docs/reference.md has every statistic. Free `*json` with pfx_free. */
 PFX_API pfx_code pfx_stats(pfx_store* client, char** json);
@@ -482,8 +485,10 @@ typedef struct pfx_step_request {
   const void* v;
   size_t v_bytes;
 } pfx_step_request;
-/* request_size is sizeof(pfx_step_request). Returns the first failing request's code; the other
- * requests run all the same. */
+/* request_size is sizeof(pfx_step_request). Returns the first failing request's code; each request
+ * has its own, and the others run all the same, also beside one that has no session, an array that
+ * is NULL, or the session of another client. Where the call as a whole is refused (no client, no
+ * requests, another request_size) nothing runs and no code is written. */
 PFX_API pfx_code pfx_step_batch(pfx_store* client, pfx_step_request* requests, size_t n,
                                 size_t request_size);
 
@@ -523,11 +528,14 @@ PFX_API pfx_code pfx_select(pfx_session* session, uint32_t layer, uint32_t kv_he
  * not concerned. Any thread may call it; it does not wait. */
 PFX_API pfx_code pfx_session_cancel(pfx_session* session);
 
-/* Reports what the session has read so far: info, total, per_head. Free `*json` with pfx_free. */
+/* Reports what the session has read so far: info, total, per_head; after pfx_session_detach what
+ * that returned. Fails as other calls do: it never answers with an old report. Free `*json` with
+ * pfx_free. */
 PFX_API pfx_code pfx_session_report(pfx_session* session, char** json);
 /* Ends the session and returns its report (`json` may be NULL); later calls with it fail with
- * PFX_FAILED_PRECONDITION. Free the handle with pfx_session_free all the same; that also
- * detaches where this was not called. */
+ * PFX_FAILED_PRECONDITION. A daemon that went away has ended the session: the report is then the
+ * last one that was asked for (empty where none was). Free the handle with pfx_session_free all the
+ * same; that also detaches where this was not called. */
 PFX_API pfx_code pfx_session_detach(pfx_session* session, char** json);
 /* Detaches, where that was not done, and frees. Ignores NULL. */
 PFX_API void pfx_session_free(pfx_session* session);

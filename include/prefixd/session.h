@@ -205,8 +205,12 @@ class Session {
   // that was ended may be repeated. Any thread may call it; it does not wait.
   virtual void Cancel() = 0;
 
-  virtual SessionReport report() const = 0;
-  // Ends the session and returns its ledger; later calls fail with kFailedPrecondition.
+  // What was read so far; after Detach what that returned. Over a connection it is asked for each
+  // time, and fails as any other call does: it never answers with an old report.
+  virtual Result<SessionReport> report() const = 0;
+  // Ends the session and returns its ledger; later calls fail with kFailedPrecondition. Where the
+  // daemon went away, the session has ended with it, and the ledger is the last one that `report`
+  // returned (empty where it was never asked).
   virtual Result<SessionReport> Detach() = 0;
 };
 

@@ -294,7 +294,7 @@ class LengthBench {
   }
 
   static Status ReadSummaryTokens(Contender& c, CompletionPoint& point) {
-    const SessionReport report = c.session->report();
+    PREFIXD_ASSIGN(const SessionReport report, c.session->report());
     const double heads = double(report.per_head.size());
     point.summary_tokens = heads > 0 ? report.total.summary_tokens / heads : 0;
     return {};

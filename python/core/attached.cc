@@ -27,8 +27,9 @@ namespace prefixd::python {
 namespace {
 
 struct Sequence {
-  PyStore store;
-  std::shared_ptr<Session> session;  // null: the prefix is not to be had, and its part is left out
+  Ending<PyStore> store;
+  Ending<std::shared_ptr<Session>>
+      session;  // null: the prefix is not to be had, and its part is left out
   uint32_t first_row, rows, own_tokens;
   std::vector<int64_t> blocks;
   bool exact;   // question tokens attend exactly, generated ones by the session's policy
@@ -52,7 +53,7 @@ class AttachedBatch {
     if (session != nullptr) {
       one.session = session->get();
       one.store = session->store;
-      if (store_ && one.store != store_) {
+      if (store_ && one.store.get() != store_.get()) {
         throw Failure{InvalidArgument("the sessions of a batch must be of one store")};
       }
       store_ = one.store;
@@ -124,7 +125,7 @@ class AttachedBatch {
       const std::span lse(prefix_lse_.data() + row, n);
       if (!one.exact) {
         StepRequest step;
-        step.session = one.session.get();
+        step.session = one.session.get().get();
         step.layer = layer;
         step.q = in;
         step.y = y;
@@ -165,7 +166,7 @@ class AttachedBatch {
     }
   }
 
-  PyStore store_;
+  Ending<PyStore> store_;
   std::vector<Sequence> sequences_;
   std::vector<float> lse_, prefix_y_, prefix_lse_;
 };

@@ -10,14 +10,15 @@
 #include "prefixd/client.h"
 #include "prefixd/restore.h"
 #include "python/core/arrays.h"
+#include "python/core/ending.h"
 
 namespace prefixd::python {
 
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 struct PyPut {
-  std::shared_ptr<Store> store;
-  std::unique_ptr<PutStream> put;
+  Ending<std::shared_ptr<Store>> store;
+  Ending<std::unique_ptr<PutStream>> put;
   DType dtype;
 
   PutStream& open() const {
@@ -28,8 +29,8 @@ struct PyPut {
 
 // Releases its store on detach, so that an embedded one can be opened again.
 struct PySession {
-  std::shared_ptr<Store> store;
-  std::shared_ptr<Session> session;
+  Ending<std::shared_ptr<Store>> store;
+  Ending<std::shared_ptr<Session>> session;
 
   // The caller holds the interpreter's lock, because another thread may detach meanwhile.
   std::shared_ptr<Session> get() const {
@@ -40,9 +41,10 @@ struct PySession {
 
 // Holds one run at a time: Next takes it, Copy returns its rows.
 struct PyRestore {
-  std::shared_ptr<Store> store;
-  std::unique_ptr<Restore> restore;
+  Ending<std::shared_ptr<Store>> store;
+  Ending<std::unique_ptr<Restore>> restore;
   DType dtype;
+  KvOrder order;
   uint32_t restore_end;  // behind the last token
   RestoredRun run{};
 };
@@ -63,12 +65,12 @@ class StoreHandle {
   }
   PyStore Take() {
     std::lock_guard lock(*mutex_);
-    return std::exchange(store_, nullptr);
+    return std::exchange(store_, nullptr).get();
   }
 
  private:
   std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // a pointer can be moved
-  PyStore store_;
+  Ending<PyStore> store_;
 };
 
 void BindAttached(nb::module_& m);   // AttachedBatch, attend_paged, read_policy

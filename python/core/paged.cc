@@ -61,6 +61,11 @@ void WriteBlocks(PutStream& put, uint32_t layer, uint32_t first, uint32_t n, con
 void FillLayer(PyRestore& restore, uint32_t layer, const PagedRows& rows,
                std::span<std::byte> cache, std::span<const int64_t> blocks, uint32_t row_heads,
                uint32_t first_head) {
+  if (restore.order != KvOrder::kTokenMajor) {
+    throw Failure{InvalidArgument(
+        "this restore is head-major, and blocks are filled from rows in the order of tokens; begin "
+        "one without head_major")};
+  }
   if (row_heads == 0) row_heads = rows.n_heads();
   if (uint64_t{first_head} + rows.n_heads() > row_heads) {
     throw Failure{InvalidArgument("the cache has more heads than the rows")};

@@ -29,7 +29,7 @@ void BindRestore(nb::module_& m) {
             const auto session = s.get();
             auto begun = Unwrap(Restore::Begin(session, options));
             new (self) PyRestore{s.store, std::move(begun), session->info().geometry.dtype,
-                                 end == 0 ? session->info().n_tokens : end};
+                                 options.order, end == 0 ? session->info().n_tokens : end};
           },
           nb::arg("session"), nb::arg("begin"), nb::arg("end"), nb::arg("first_layer"),
           nb::arg("end_layer"), nb::arg("head_major"), nb::arg("buffer_bytes"))

@@ -186,10 +186,10 @@ void BindSession(nb::module_& m) {
            [](const PySession& s) {
              const auto session = s.get();
              nb::gil_scoped_release unlocked;
-             return wire::ToText(session->report());
+             return wire::ToText(Unwrap(session->report()));
            })
       .def("detach", [](PySession& s) {
-        const auto session = s.get();
+        const Ending<std::shared_ptr<Session>> session(s.get());
         auto store = std::exchange(s.store, nullptr);
         s.session.reset();
         nb::gil_scoped_release unlocked;
@@ -229,7 +229,7 @@ void BindSession(nb::module_& m) {
         std::vector<std::shared_ptr<Session>> held;
         for (size_t i = 0; i < n; ++i) {
           held.push_back(sessions[i]->get());
-          if (sessions[i]->store != sessions[0]->store) {
+          if (sessions[i]->store.get() != sessions[0]->store.get()) {
             throw Failure{InvalidArgument("the sessions of a batch must be of one store")};
           }
           const auto part = [&](auto span) {
@@ -245,7 +245,7 @@ void BindSession(nb::module_& m) {
           requests[i].k = part(keys);
           requests[i].v = part(values);
         }
-        const PyStore store = sessions[0]->store;
+        const Ending<PyStore> store(sessions[0]->store);
         nb::gil_scoped_release unlocked;
         store->StepBatch(requests);
         for (const StepRequest& request : requests) Check(request.status);

@@ -43,7 +43,7 @@ class Progress {
     if (callback_.is_none()) return true;
     try {
       const nb::object go_on = callback_(done, total, std::string(unit));
-      return go_on.is_none() || nb::cast<bool>(go_on);
+      return go_on.ptr() != Py_False;  // whatever else it returns: print and lists return something
     } catch (...) {
       raised_ = std::current_exception();
       return false;

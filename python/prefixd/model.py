@@ -151,7 +151,8 @@ class Policy:
     # Heads for which the estimator is given: {"layer": 0, "kv_head": 1, "estimator": "moment"}.
     fixed: Sequence[Mapping[str, Any]] = ()
     # For Splice: the process keeps so many of the generated tokens' rows, and hands older ones over to
-    # the session, which moves them to the store beyond some thousands. None: it keeps all of them.
+    # the session, which moves them to the store beyond some thousands. None: it keeps all of them. Refused
+    # by sessions themselves (Store.attach), which have own_memory_tokens.
     own_window: int | None = None
     # Options of a newer daemon, by their names on the wire.
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixd import _core, arrays
-from prefixd.errors import InvalidArgument
+from prefixd.errors import InvalidArgument, PrefixdError
 from prefixd.estimate import ReuseEstimate
 from prefixd.model import LayerShape, Policy
 from prefixd.put import PutResult
@@ -32,6 +32,11 @@ ALL_HEADS = (0, 0)
 def policy_wire(policy: PolicyLike | None) -> dict[str, Any]:
     if policy is None:
         return {}
+    if isinstance(policy, Policy) and policy.own_window is not None:
+        raise InvalidArgument(
+            "own_window is for prefixd.transformers.Splice, which hands tokens of the model's cache over; elsewhere "
+            "the engine appends them itself: attach with own_memory_tokens, which bounds what stays in memory"
+        )
     return policy.to_wire() if isinstance(policy, Policy) else dict(policy)
 
 
@@ -84,8 +89,13 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.final_report is None:
+        if self.final_report is not None:
+            return
+        try:
             self.detach()
+        except PrefixdError:
+            if kind is None:
+                raise  # else what ended the block is what its caller needs to know
 
     @cached_property
     def info(self) -> dict[str, Any]:
@@ -337,14 +347,17 @@ class Session:
         self.core.cancel()
 
     def report(self) -> dict[str, Any]:
-        """Returns what was read so far: info, total and per_head (ledgers)."""
+        """Returns what was read so far: info, total and per_head (ledgers); after `detach` what that
+        returned. It is asked for each time, and fails as any other call does: with Unavailable where
+        the daemon went away with the session's own tokens or stays away."""
         if self.final_report is not None:
             return self.final_report
         report: dict[str, Any] = json.loads(self.core.report())
         return report
 
     def detach(self) -> dict[str, Any]:
-        """Ends the session and releases the store; returns the report."""
+        """Ends the session and releases the store; returns the report. A daemon that went away has
+        ended the session: the report is then the last that was asked for."""
         _ = self.info  # the last value stays readable
         report: dict[str, Any] = json.loads(self.core.detach())
         self.final_report = report

@@ -16,8 +16,8 @@ from prefixd.model import ModelSpec
 from prefixd.put import Put
 from prefixd.session import ALL_HEADS, PolicyLike, Session, policy_wire
 
-# The store calls it with (done, total, unit); returning False cancels.
-Progress = Callable[[int, int, str], bool | None]
+# Long calls call it with (done, total, unit): False cancels them, and whatever else it returns lets them go on.
+Progress = Callable[[int, int, str], object]
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,8 @@ def connect(
     "tls:host:port". Times are in seconds. A call that takes longer than `call_timeout` (None: no bound) raises
     DeadlineExceeded, and the connection stays. Calls without a tenant use `tenant`.
     Calls wait `reconnect` seconds for a daemon that went away; sessions then attach again by
-    themselves and go on. 0: they fail at once, with Unavailable. A step's thread polls `spin`
+    themselves and go on. 0: they fail at once, with Unavailable. A process that fork() makes, as
+    multiprocessing does, connects by itself: what its parent has opened is refused there. A step's thread polls `spin`
     seconds for its answer before it sleeps, and the daemon for the next step.
     `token`: the text that the daemon knows the tenant by (docs/security.md), without the newline of its
     file; it names the tenant. `admin`: for a token with that right, calls of all tenants.

@@ -40,9 +40,9 @@ def run_python(*arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
-@contextmanager
-def running_daemon(directory: Path, *arguments: str) -> Iterator[str]:
-    """Runs a real daemon with an empty store in `directory`; provides the line that says it is ready."""
+def start_daemon(directory: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a real daemon over the store in `directory`, which listens at `directory`/s; returns it, and the line
+    that says it is ready."""
     build = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release"))
     read, write = os.pipe()
     command = [
@@ -61,6 +61,13 @@ def running_daemon(directory: Path, *arguments: str) -> Iterator[str]:
     with os.fdopen(read) as ready:
         line = ready.read()
     assert line.startswith("prefixd ready")
+    return process, line
+
+
+@contextmanager
+def running_daemon(directory: Path, *arguments: str) -> Iterator[str]:
+    """Runs a real daemon with an empty store in `directory`; provides the line that says it is ready."""
+    process, line = start_daemon(directory, *arguments)
     yield line
     process.terminate()
     assert process.wait(120) == 0

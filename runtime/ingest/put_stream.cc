@@ -42,6 +42,14 @@ class PutStreamImpl : public PutStream {
         writer_(std::move(writer)),
         missing_(writer_->range()),
         reservoir_(context_.geometry, context_.prompt_tokens, context_.query_samples) {}
+  // A child of fork() must neither end its parent's put nor free the store that it keeps.
+  ~PutStreamImpl() override {
+    if (context_.opened.holds()) return;
+    static_cast<void>(writer_.release());
+    static_cast<void>(new PutContext(std::move(context_)));
+  }
+  PutStreamImpl(const PutStreamImpl&) = delete;
+  PutStreamImpl& operator=(const PutStreamImpl&) = delete;
 
   TokenRange missing() const override { return missing_; }
 
@@ -138,10 +146,13 @@ class PutStreamImpl : public PutStream {
     return result;
   }
 
-  void Abort() override { writer_.reset(); }
+  void Abort() override {
+    if (context_.opened.holds()) writer_.reset();
+  }
 
  private:
   Status CheckOpen() const {
+    PREFIXD_TRY(context_.opened.Check());
     if (writer_) return {};
     return PutEnded();
   }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/memory_budget.h"
+#include "base/opened_here.h"
 #include "prefixd/store.h"
 #include "runtime/ingest/joint_put.h"
 #include "runtime/rates/measured_rates.h"
@@ -17,6 +18,7 @@ namespace prefixd {
 
 struct PutContext {
   std::shared_ptr<void> keep_alive;  // the store's shared state
+  OpenedHere opened;
   ThreadPool* pool = nullptr;
   KvGeometry geometry;      // of the put's heads alone
   uint32_t first_head = 0;  // of the model's KV heads

@@ -53,7 +53,10 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   info.estimate = start.estimate;
   info.own_memory_tokens = start.own_memory_tokens;
   auto session = std::shared_ptr<SessionImpl>(
-      new SessionImpl(std::move(services), std::move(info), prefix->account()));
+      new SessionImpl(std::move(services), std::move(info), prefix->account()),
+      [](const SessionImpl* ended) {  // a child of fork() leaves its copy as it is
+        if (ended->services_->opened.holds()) delete ended;
+      });
   SessionServices& s = *session->services_;
   const uint64_t already = s.open.fetch_add(1);
   session->counted_ = true;
@@ -91,6 +94,7 @@ Status SessionImpl::TakeMemory(const StepPolicy& policy) {
 }
 
 Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
+  PREFIXD_TRY(services_->opened.Check());  // before a lock that the parent may have held
   std::lock_guard lock(mutex_);
   if (detached_) return SessionDetached(info_.id);
   return plan_;
@@ -102,6 +106,7 @@ StepPolicy SessionImpl::policy() const {
 }
 
 Result<SessionImpl::State> SessionImpl::TakeState() const {
+  PREFIXD_TRY(services_->opened.Check());
   Result<State> state = State();
   const Status taken = CaptureErrors([&]() -> Status {
     std::lock_guard lock(mutex_);
@@ -251,7 +256,8 @@ Status SessionImpl::Step(uint32_t layer, HeadRange heads, std::span<const float>
   return std::move(request.status);
 }
 
-SessionReport SessionImpl::report() const {
+Result<SessionReport> SessionImpl::report() const {
+  PREFIXD_TRY(services_->opened.Check());
   std::lock_guard lock(mutex_);
   SessionReport report{info_, {}, ledgers_, own_.size(), plan_ ? plan_->moved : 0};
   for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
@@ -262,6 +268,7 @@ SessionReport SessionImpl::report() const {
 }
 
 Result<SessionReport> SessionImpl::Detach() {
+  PREFIXD_TRY(services_->opened.Check());
   std::shared_ptr<const SessionPlan> last;  // destroyed after the lock
   {
     std::lock_guard lock(mutex_);

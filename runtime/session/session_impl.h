@@ -77,7 +77,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   Result<std::vector<std::byte>> SummaryBytes(uint32_t layer, uint32_t kv_head,
                                               const EstimatorVariant& variant) override;
   void Cancel() override { canceller_.Cancel(); }
-  SessionReport report() const override;
+  Result<SessionReport> report() const override;
   Result<SessionReport> Detach() override;
 
   // The limits of a call of this session that begins now.

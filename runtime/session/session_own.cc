@@ -19,6 +19,7 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
   PREFIXD_TRY(plan());
   PREFIXD_ASSIGN(heads, CheckQueries(info_.geometry, layer, heads, n, q, y, lse));
   if (n == 0) return {};
+  PREFIXD_TRY(services_->opened.Check());
   const LayerShape shape = info_.geometry.layer(layer);
   const size_t group = shape.group_size();
   Plan plan;
@@ -111,6 +112,7 @@ Status SessionImpl::StepAppend(uint32_t layer, HeadRange heads, std::span<const 
 }
 
 Status SessionImpl::Truncate(uint32_t n) {
+  PREFIXD_TRY(services_->opened.Check());
   const CallScope scope(Limits());
   {
     std::lock_guard lock(mutex_);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/opened_here.h"
 #include "prefixd/attach.h"
 #include "prefixd/options.h"
 #include "prefixd/progress.h"
@@ -53,6 +54,7 @@ struct SessionServices {
   OwnMover* mover = nullptr;          // likewise
   std::atomic<uint32_t> live_ids{0};  // the next id of a moved token, from a random one on
   std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
+  OpenedHere opened = {};  // a child of fork() has none of the threads
 };
 
 }  // namespace prefixd

@@ -13,8 +13,6 @@
 #include "base/session_arguments.h"
 #include "base/tables/runtime_options.h"
 #include "runtime/derived/blob_names.h"
-#include "runtime/indexes/index_recall.h"
-#include "runtime/indexes/indexes.h"
 #include "runtime/ingest/ingest.h"
 #include "runtime/ingest/rewrite.h"
 #include "runtime/rates/rates_file.h"
@@ -30,7 +28,6 @@
 #include "runtime/store/store_lists.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
-#include "runtime/summaries/head_choice.h"
 #include "runtime/summaries/token_features.h"
 #include "storage/io/together.h"
 
@@ -57,9 +54,14 @@ class LocalStoreImpl final : public LocalStore {
  public:
   explicit LocalStoreImpl(std::shared_ptr<Core> core)
       : core_(std::move(core)),
-        matches_([this](size_t, const MatchSpec& spec) { return Match(spec); }) {}
+        matches_(std::make_unique<MatchCalls>(
+            [this](size_t, const MatchSpec& spec) { return Match(spec); })) {}
   ~LocalStoreImpl() override {
-    matches_.Stop();
+    if (!Opened().ok()) {  // a child of fork(), where there are no threads to wait for
+      static_cast<void>(matches_.release());
+      return;
+    }
+    matches_->Stop();
     core_->pace.Stop();
     core_->scrubber->Stop();
     core_->prefetcher.Stop();
@@ -106,27 +108,35 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Status RegisterModel(const ModelSpec& spec) override {
+    PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const bool changed, core_->models.Register(spec));
     if (changed) Resume(&spec.name);
     return {};
   }
 
   Result<ModelSpec> Model(std::string_view name) override {
+    PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const auto model, core_->models.Find(name));
     return model->spec;
   }
 
   Result<ModelPage> ListModels(const ListSpec& spec) override {
+    PREFIXD_TRY(Opened());
     return core_->models.List(spec.after, PageLimit(spec), kMaxPageBytes);
   }
 
-  Status RemoveModel(std::string_view name) override { return core_->models.Remove(name); }
+  Status RemoveModel(std::string_view name) override {
+    PREFIXD_TRY(Opened());
+    return core_->models.Remove(name);
+  }
 
   Result<std::unique_ptr<PutStream>> BeginPut(const PutSpec& spec) override {
+    PREFIXD_TRY(Opened());
     return BeginStorePut(core_, spec);
   }
 
   Result<PrefixMatch> Match(const MatchSpec& spec) override {
+    PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const auto model, core_->models.Find(spec.model));
     PREFIXD_TRY(CheckEngineSpeed(spec.engine));
     PREFIXD_ASSIGN(const auto accept, AcceptanceOf(spec));
@@ -142,23 +152,28 @@ class LocalStoreImpl final : public LocalStore {
 
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
                                                    std::chrono::milliseconds deadline) override {
-    return matches_.Begin(spec, deadline);
+    PREFIXD_TRY(Opened());
+    return matches_->Begin(spec, deadline);
   }
 
   Result<Explanation> Explain(const ExplainSpec& spec) override {
+    PREFIXD_TRY(Opened());
     return ExplainMatch(*core_, spec);
   }
 
   Result<RewriteResult> Rewrite(std::string_view prefix, RewriteKind kind,
                                 const ProgressFn& progress) override {
+    PREFIXD_TRY(Opened());
     return RewritePrefix(*core_, prefix, kind, progress);
   }
 
   Result<std::unique_ptr<Snapshot>> TakeSnapshot() override {
+    PREFIXD_TRY(Opened());
     return core_->storage->TakeSnapshot();
   }
 
   Status WaitReady(std::string_view prefix, const ProgressFn& progress) override {
+    PREFIXD_TRY(Opened());
     std::vector<SegmentId> chain;
     while (true) {
       PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
@@ -181,37 +196,22 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Result<std::shared_ptr<Session>> Attach(const AttachSpec& spec) override {
+    PREFIXD_TRY(Opened());
     return AttachSession(core_, spec);
   }
 
   Result<PrefixPage> ListPrefixes(const ListSpec& spec) override {
+    PREFIXD_TRY(Opened());
     return PrefixPageOf(*core_, spec);
   }
 
   Result<PrefixDetail> Prefix(std::string_view prefix) override {
-    PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
-    PrefixDetail detail;
-    detail.summary = SummaryOf(*core_, info);
-    for (const SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
-    detail.blobs = core_->storage->ListBlobs(info.chain.back());
-    if (const auto model = core_->models.Find(info.model); model.ok()) {
-      const auto blob = core_->storage->GetBlob(info.chain.back(), kChoiceBlob,
-                                                ChoiceProducer(core_->options, **model));
-      if (blob.ok()) {  // malformed choices are ignored, as PreparedPrefix::Choices does
-        if (auto choices = DeserializeChoices(*blob); choices.ok()) {
-          detail.choices = *std::move(choices);
-        }
-      }
-      for (const index::IndexKind kind : BuiltIndexes(core_->options)) {
-        const auto recalls = LoadRecalls(core_->derived, info.chain.back(), kind);
-        if (!recalls.ok()) continue;
-        detail.indexes.insert(detail.indexes.end(), recalls->begin(), recalls->end());
-      }
-    }
-    return detail;
+    PREFIXD_TRY(Opened());
+    return PrefixDetailOf(*core_, prefix);
   }
 
   Result<std::string> TenantOf(std::string_view prefix) override {
+    PREFIXD_TRY(Opened());
     const auto id = SegmentId::Parse(prefix);
     auto tenant = id.ok() ? core_->storage->TenantOf(*id) : std::nullopt;
     if (!tenant) return NoSuchPrefix(prefix);
@@ -219,6 +219,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Status Remove(std::string_view prefix) override {
+    PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     const SegmentId segment = info.chain.back();
     core_->rewrites->Forget(segment);
@@ -232,6 +233,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override {
+    PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     storage::LifetimeChange change;
     change.pinned = lifetime.pinned;
@@ -247,6 +249,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override {
+    PREFIXD_TRY(Opened());
     std::optional<SegmentId> only;
     if (!prefix.empty()) {
       PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
@@ -257,21 +260,27 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Result<VerifySummary> VerifyTenant(std::string_view tenant, const ProgressFn& progress) override {
+    PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(auto report, core_->storage->VerifyTenant(tenant, progress));
     return SummaryOf(std::move(report));
   }
 
   const std::shared_ptr<MemoryBudget>& memory() const override { return core_->memory; }
 
-  Result<RuntimeStats> Stats() override { return StatsOf(*core_); }
+  Result<RuntimeStats> Stats() override {
+    PREFIXD_TRY(Opened());
+    return StatsOf(*core_);
+  }
 
   void StepBatch(std::span<StepRequest> requests) override {
     prefixd::StepBatch(core_->services, requests);
   }
 
  private:
+  // kFailedPrecondition in a child of the process that opened the store.
+  Status Opened() const { return core_->services.opened.Check(); }
   const std::shared_ptr<Core> core_;
-  MatchCalls matches_;
+  std::unique_ptr<MatchCalls> matches_;
 };
 
 }  // namespace
@@ -308,7 +317,11 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   if (resolved.phi_features == "auto") {
     resolved.phi_features = compute->steps_on_device() ? "none" : "log8";
   }
-  auto core = std::make_shared<Core>(resolved, memory, std::move(storage), std::move(compute));
+  // A child of fork() leaves its copy as it is: it has none of the threads that would have to end.
+  const std::shared_ptr<Core> core(
+      new Core(resolved, memory, std::move(storage), std::move(compute)), [](const Core* ended) {
+        if (ended->services.opened.holds()) delete ended;
+      });
   core->pinning = std::move(pinning);
   core->services.store = {
       // sessions keep the core

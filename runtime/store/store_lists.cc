@@ -5,7 +5,12 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/derived/blob_names.h"
+#include "runtime/indexes/index_recall.h"
+#include "runtime/indexes/indexes.h"
+#include "runtime/store/lookup.h"
 #include "runtime/store/store_reports.h"
+#include "runtime/summaries/head_choice.h"
 
 namespace prefixd {
 namespace {
@@ -60,6 +65,29 @@ Result<PrefixPage> PrefixPageOf(const Core& core, const ListSpec& spec) {
     page.prefixes.push_back(std::move(summary));
   }
   return page;
+}
+
+Result<PrefixDetail> PrefixDetailOf(const Core& core, std::string_view prefix) {
+  PREFIXD_ASSIGN(const auto info, FindPrefix(core, prefix));
+  PrefixDetail detail;
+  detail.summary = SummaryOf(core, info);
+  for (const storage::SegmentId& id : info.chain) detail.chain.push_back(id.ToString());
+  detail.blobs = core.storage->ListBlobs(info.chain.back());
+  if (const auto model = core.models.Find(info.model); model.ok()) {
+    const auto blob = core.storage->GetBlob(info.chain.back(), kChoiceBlob,
+                                            ChoiceProducer(core.options, **model));
+    if (blob.ok()) {  // malformed choices are ignored, as PreparedPrefix::Choices does
+      if (auto choices = DeserializeChoices(*blob); choices.ok()) {
+        detail.choices = *std::move(choices);
+      }
+    }
+    for (const index::IndexKind kind : BuiltIndexes(core.options)) {
+      const auto recalls = LoadRecalls(core.derived, info.chain.back(), kind);
+      if (!recalls.ok()) continue;
+      detail.indexes.insert(detail.indexes.end(), recalls->begin(), recalls->end());
+    }
+  }
+  return detail;
 }
 
 }  // namespace prefixd

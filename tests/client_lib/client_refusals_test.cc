@@ -180,7 +180,7 @@ TEST_P(ClientRefusals, ADetachedSession) {
   ExpectRefused(cases, *session, *reference);
   EXPECT_EQ(session->policy(), reference->policy());
   EXPECT_EQ(session->policy().k, 24u);
-  EXPECT_EQ(session->report().total.steps, reference->report().total.steps);
+  EXPECT_EQ(session->report()->total.steps, reference->report()->total.steps);
 }
 
 TEST_P(ClientRefusals, ABatchTakesSessionsOfItsStore) {

@@ -251,10 +251,10 @@ TEST_P(ClientScenario, PutMatchAttachStepDetach) {
       EXPECT_EQ(info.ledger.retrieved_tokens, info2.ledger.retrieved_tokens);
       EXPECT_EQ(info.ledger.anchor_tokens, info2.ledger.anchor_tokens);
     }
-    EXPECT_EQ(session->report().total.steps, reference->report().total.steps);
+    EXPECT_EQ(session->report()->total.steps, reference->report()->total.steps);
     auto report = session->Detach();
     ASSERT_TRUE(report.ok()) << report.error().message;
-    EXPECT_EQ(report->total.steps, reference->report().total.steps);
+    EXPECT_EQ(report->total.steps, reference->report()->total.steps);
     EXPECT_EQ(report->per_head.size(), 4u);
     EXPECT_FALSE(session->Detach().ok());
     std::vector<float> y(kQHeads * kDim), lse(kQHeads);

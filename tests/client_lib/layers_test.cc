@@ -114,7 +114,7 @@ TEST_P(ClientLayers, StepAsAnEmbeddedStoreDoes) {
       ASSERT_TRUE(theirs->Step(r.layer, r.q, want.y, want.lse, nullptr).ok());
       EXPECT_EQ(batched[r.layer].y, want.y) << r.layer;
     }
-    EXPECT_EQ(mine->report().per_head.size(), 14u);
+    EXPECT_EQ(mine->report()->per_head.size(), 14u);
   }
 }
 

@@ -24,7 +24,7 @@ TEST_P(OwnTokens, AppendStepTruncateAndFork) {
     StepBoth(*mine, *theirs, t % 2, seed + 100 * t, t % 3 == 0);
     if (HasFailure()) return;
   }
-  EXPECT_EQ(mine->report().own_tokens, 115u);
+  EXPECT_EQ(mine->report()->own_tokens, 115u);
   // A plain step sees the prefix alone.
   const auto q = Queries(1, seed);
   Answer a = Room(1), b = Room(1);
@@ -35,7 +35,7 @@ TEST_P(OwnTokens, AppendStepTruncateAndFork) {
 
   auto fork = mine->Fork(), their_fork = theirs->Fork();
   ASSERT_TRUE(fork.ok() && their_fork.ok()) << fork.error().message;
-  EXPECT_EQ((*fork)->report().own_tokens, 115u);
+  EXPECT_EQ((*fork)->report()->own_tokens, 115u);
   EXPECT_EQ((*fork)->info().n_tokens, kTokens);
   EXPECT_EQ((*fork)->policy().k, mine->policy().k);
   ASSERT_TRUE(mine->Truncate(70).ok());
@@ -44,12 +44,12 @@ TEST_P(OwnTokens, AppendStepTruncateAndFork) {
     StepBoth(*mine, *theirs, 0, seed + 7000 + t);
     StepBoth(**fork, **their_fork, 0, seed + 8000 + t);
   }
-  EXPECT_EQ(mine->report().own_tokens, 80u);
-  EXPECT_EQ((*fork)->report().own_tokens, 125u);
+  EXPECT_EQ(mine->report()->own_tokens, 80u);
+  EXPECT_EQ((*fork)->report()->own_tokens, 125u);
   ASSERT_TRUE((*fork)->Detach().ok());
   StepBoth(*mine, *theirs, 1, seed + 9000);
   ASSERT_TRUE(mine->Truncate(0).ok());
-  EXPECT_EQ(mine->report().own_tokens, 0u);
+  EXPECT_EQ(mine->report()->own_tokens, 0u);
   ASSERT_TRUE(mine->Detach().ok());
   const auto stats = client_->Stats();
   ASSERT_TRUE(stats.ok());
@@ -67,7 +67,7 @@ TEST_P(OwnTokens, LargeBlocksAreSplit) {
   AppendBoth(*mine, *theirs, 1, 10000, Seed("OwnLarge"));
   AppendBoth(*mine, *theirs, 1, 700, Seed("OwnLarge") + 2);
   ExactBoth(*mine, *theirs, 1, 1600, Seed("OwnLarge") + 4);
-  EXPECT_EQ(mine->report().own_tokens, 10700u);
+  EXPECT_EQ(mine->report()->own_tokens, 10700u);
 }
 
 // Whether it was refused before its first token or in the middle: the same again appends the rest.
@@ -87,7 +87,7 @@ TEST_P(OwnTokens, ALargeBlockThatFailsMayBeRepeated) {
     if (blocks == 2) ASSERT_OK(mine->Truncate(kBlock));
     ASSERT_OK(mine->Append(1, kBlock, k, v));
     ASSERT_OK(theirs->Append(1, kBlock, k, v));
-    EXPECT_EQ(mine->report().own_tokens, blocks * kBlock);
+    EXPECT_EQ(mine->report()->own_tokens, blocks * kBlock);
     ExactBoth(*mine, *theirs, 1, 50, Seed("OwnAgain") + 2);
   }
 }
@@ -102,7 +102,7 @@ TEST_P(OwnTokens, LongAnswersTakeBoundedMemory) {
   EXPECT_EQ(mine->info().own_memory_tokens, kMemory);
   const uint64_t seed = Seed("OwnLong");
   const auto in_memory = [&] {
-    const SessionReport report = mine->report();
+    const SessionReport report = *mine->report();
     return report.own_tokens - report.own_moved;
   };
   const auto settled = [&] {
@@ -126,7 +126,7 @@ TEST_P(OwnTokens, LongAnswersTakeBoundedMemory) {
     ASSERT_TRUE(settled());
     most = std::max(most, own_bytes());
   }
-  EXPECT_EQ(mine->report().own_tokens, kRounds * (kBlock + 1));
+  EXPECT_EQ(mine->report()->own_tokens, kRounds * (kBlock + 1));
   EXPECT_EQ(mine->info().n_tokens, kTokens);
   // Rows of bf16, of two heads in each of two layers; the shares of unfilled chunks, and of rows
   // whose move has just ended.
@@ -158,8 +158,8 @@ TEST_P(OwnTokens, LongAnswersTakeBoundedMemory) {
   const auto fork = mine->Fork();
   ASSERT_TRUE(fork.ok());
   ASSERT_TRUE(mine->Detach().ok());
-  EXPECT_EQ((*fork)->report().own_tokens, 7021u);
-  EXPECT_GT((*fork)->report().own_moved, 0u);
+  EXPECT_EQ((*fork)->report()->own_tokens, 7021u);
+  EXPECT_GT((*fork)->report()->own_moved, 0u);
   ASSERT_TRUE((*fork)->Detach().ok());
   for (int i = 0; i < 10000 && (client_->Stats()->prefixes > 1 || own_bytes() > 0); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -221,7 +221,7 @@ TEST_P(OwnTokens, BatchesOfSessionsAppendToo) {
     run(*reference_, *reference, *reference2, theirs);
     for (size_t j = 0; j < 3; ++j) ExpectNear(mine[j].y, theirs[j].y);
   }
-  EXPECT_EQ(one->report().own_tokens, 3u);
+  EXPECT_EQ(one->report()->own_tokens, 3u);
 }
 
 TEST_P(OwnTokens, RefusalsAreTheSameEverywhere) {

@@ -95,7 +95,7 @@ TEST_P(Persisting, SessionsGoOnOverWhatTheyStored) {
     EXPECT_EQ(mine->info().n_tokens, kTokens + moved);
     EXPECT_EQ(mine->info().exact_tokens, kTokens + 60);
     EXPECT_EQ(mine->policy().k, theirs->policy().k);
-    EXPECT_EQ(mine->report().own_tokens, own);
+    EXPECT_EQ(mine->report()->own_tokens, own);
   }
   // Its forks and batches are as any session's.
   auto fork = mine->Fork(), their_fork = theirs->Fork();

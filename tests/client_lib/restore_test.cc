@@ -74,7 +74,7 @@ TEST_F(RestoreTest, GivesBackWhatWasPut) {
   const auto session = Attach(prompt, {.k = 10});
   ASSERT_TRUE(session);
   ASSERT_EQ(session->info().parts.size(), 3u);
-  const uint64_t before = session->report().total.logical_bytes;  // bytes of the summary
+  const uint64_t before = session->report()->total.logical_bytes;  // bytes of the summary
   for (const KvOrder order : {KvOrder::kTokenMajor, KvOrder::kHeadMajor}) {
     for (const uint64_t buffer : {uint64_t{1}, uint64_t{20'000}, uint64_t{128} << 20}) {
       RestoreOptions options;
@@ -104,7 +104,8 @@ TEST_F(RestoreTest, GivesBackWhatWasPut) {
       EXPECT_FALSE(again->has_value());
     }
   }
-  EXPECT_EQ(session->report().total.logical_bytes - before, 6 * 900 * spec_.geometry.token_bytes());
+  EXPECT_EQ(session->report()->total.logical_bytes - before,
+            6 * 900 * spec_.geometry.token_bytes());
 }
 
 TEST_F(RestoreTest, RunsEndWithTheChunksOfReclusteredRows) {
@@ -271,7 +272,7 @@ class GatedSession final : public Session {
     return No();
   }
   void Cancel() override {}
-  SessionReport report() const override { return {}; }
+  Result<SessionReport> report() const override { return SessionReport(); }
   Result<SessionReport> Detach() override { return No(); }
 
  private:

@@ -79,7 +79,7 @@ class AllocationFailureTest : public RuntimeTest {
     };
     const Status status = Try(all);
     PREFIXD_TRY(Try([&]() -> Status {
-      EXPECT_EQ(session.report().own_tokens, n);
+      EXPECT_EQ(session.report()->own_tokens, n);
       return {};
     }));
     return status;

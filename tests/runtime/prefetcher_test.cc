@@ -302,7 +302,7 @@ TEST_F(PrefetcherTest, ManySessionsAtOnce) {
         const auto out = Walk(*sessions[i], 40 + 20 * part, 2, 10, false);
         got[i].insert(got[i].end(), out.begin(), out.end());
         EXPECT_TRUE(sessions[i]->SetPolicy(Policy(8, {part * 5, 1})).ok());
-        sessions[i]->report();
+        EXPECT_TRUE(sessions[i]->report().ok());
         store_->Stats().value();
       }
     });

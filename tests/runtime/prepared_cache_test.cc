@@ -36,7 +36,7 @@ class PreparedCacheTest : public RuntimeTest {
     Step(session, layer, q);
     WaitLoaded();
     Step(session, layer, q);  // is charged with what was preloaded
-    return session.report().total.physical_bytes[static_cast<size_t>(Tier::kSsd)];
+    return session.report()->total.physical_bytes[static_cast<size_t>(Tier::kSsd)];
   }
 
   StepPolicy policy_;
@@ -87,7 +87,7 @@ TEST_F(PreparedCacheTest, FirstStepsDoNotWaitForKeys) {
   EXPECT_EQ(loaded.lse, first.lse);
   // The session was charged with all preloading, including the keys of both heads.
   Step(*session, 0, prompt.Q(0, kTokens - 1, 1));
-  const auto report = session->report();
+  const auto report = *session->report();
   EXPECT_GT(report.total.physical_bytes[static_cast<size_t>(Tier::kSsd)], KeyBytes());
   session.reset();
   // Preloading under way holds nothing open once the last session is gone.

@@ -253,10 +253,11 @@ void Client::SetPolicy() {
 
 void Client::Report() {
   const Held& held = held_[Pick(held_.size())];
-  if (held.session->report().info.n_tokens != held.session->info().n_tokens) {
+  const auto report = held.session->report();
+  if (!Done(Op::kReport, report)) return;
+  if (report->info.n_tokens != held.session->info().n_tokens) {
     Wrong(Op::kReport, "another session's");
   }
-  tally_.Add(Op::kReport);
 }
 
 void Client::Match() {

@@ -152,6 +152,22 @@ def test_a_prompt_goes_from_blocks_through_a_store_into_blocks(
             restore.fill_layer(0, own.rows, caches[0], other)
 
 
+def test_blocks_are_not_filled_from_rows_of_another_order(store: prefixd.Store) -> None:
+    """A head-major run has as many bytes as a token-major one: only its order tells."""
+    prompt = Prompt()
+    prompt.put(store)
+    own = packed(prompt.k[0].dtype.itemsize)
+    n = (BLOCKS - 1) * BLOCK
+    cache = np.zeros(own.shape, prompt.k[0].dtype)
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        with session.restore(0, n, head_major=True) as restore:
+            with pytest.raises(prefixd.InvalidArgument, match="head-major"):
+                restore.fill_layer(0, own.rows, cache, np.arange(1, BLOCKS))
+            assert not cache.any()
+            run = next(iter(restore))  # iterating goes on
+            np.testing.assert_array_equal(run.k, prompt.k[0][run.begin : run.end].transpose(1, 0, 2))
+
+
 def test_nothing_is_written_into_a_copy(store: prefixd.Store) -> None:
     """An array that is written to must be the caller's own, not one that was made contiguous for the call."""
     own = packed(4)

@@ -116,7 +116,7 @@ class CallsFixture : public RuntimeTest {
         return s.StepAppend(0, prompt_.Q(0, n - 1, 1), prompt_.K(0, 7, 1), prompt_.V(0, 7, 1), y,
                             lse, nullptr);
       });
-      EXPECT_EQ(s.report().own_tokens, answer.ok() ? 1u : 0u);
+      EXPECT_EQ(s.report()->own_tokens, answer.ok() ? 1u : 0u);
       return answer;
     });
     add("exact", [=, this](Session& s) {

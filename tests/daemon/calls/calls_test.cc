@@ -25,7 +25,7 @@ TEST_P(CallsTest, ACancelledCallEndsAndMayBeRepeated) {
   ASSERT_OK(session);
   for (const Call& call : Calls()) {
     const Answer want = call.run(**session);
-    const uint64_t steps = (*session)->report().total.steps, memory = CallMemory(store());
+    const uint64_t steps = (*session)->report()->total.steps, memory = CallMemory(store());
     HoldDisk();
     auto held = std::async(std::launch::async, [&] { return call.run(**session); });
     plan_->AwaitInjected();
@@ -34,7 +34,7 @@ TEST_P(CallsTest, ACancelledCallEndsAndMayBeRepeated) {
       EXPECT_CODE(held.get(), Code::kCancelled);
     })) << call.name;
     Release();
-    EXPECT_EQ((*session)->report().total.steps, steps) << call.name;
+    EXPECT_EQ((*session)->report()->total.steps, steps) << call.name;
     ExpectSame(call.run(**session), want, call.name);
     EXPECT_EQ(CallMemory(store()), memory) << call.name;
     EXPECT_EQ(store().Stats()->host_tier_pinned, 0u);

@@ -148,7 +148,7 @@ class SteppingStore : public Store {
                                                 const EstimatorVariant&) override {
       return Not();
     }
-    SessionReport report() const override { return {info_, {}, {}}; }
+    Result<SessionReport> report() const override { return SessionReport{info_, {}, {}}; }
     Result<SessionReport> Detach() override { return report(); }
 
    private:

@@ -192,8 +192,8 @@ class Persister {
   // Ends without a word after a while: the disk may be slow.
   static void AwaitMoves(Session& session) {
     for (int i = 0; i < 500; ++i) {
-      const SessionReport report = session.report();
-      if (report.own_tokens <= report.own_moved + kMinOwnMemoryTokens) return;
+      const auto report = session.report();
+      if (report.ok() && report->own_tokens <= report->own_moved + kMinOwnMemoryTokens) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }

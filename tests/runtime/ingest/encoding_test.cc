@@ -120,7 +120,7 @@ TEST_F(EncodingTest, TheStoresOwnChoiceHoldsForPutsThatNameNone) {
   std::vector<std::byte> row(spec_.geometry.row(0).bytes());
   const std::vector<uint32_t> last = {299};
   ASSERT_OK(session->ReadRows(0, 1, last, row));
-  EXPECT_EQ(session->report().total.logical_bytes % row.size(), 0u);
+  EXPECT_EQ(session->report()->total.logical_bytes % row.size(), 0u);
   options_.encoding = "int3";
   store_.reset();
   EXPECT_CODE(LocalStore::Open(options_), Code::kInvalidArgument);

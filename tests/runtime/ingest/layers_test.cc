@@ -163,7 +163,7 @@ class Layers : public RuntimeTest {
         ExpectStepsAlike(*all, *alone, l);
         ExpectReadsAlike(*all, *alone, l);
       }
-      EXPECT_EQ(all->report().per_head.size(), 2u + 4 + 2 + 6);
+      EXPECT_EQ(all->report()->per_head.size(), 2u + 4 + 2 + 6);
     }
   }
 

@@ -56,7 +56,7 @@ TEST_F(EstimatorsTest, ClustersOfOneTokenAreExact) {
       for (size_t g = 0; g < 4; ++g) EXPECT_NEAR(got.lse[g], want.lse[g], 1e-3);
       for (size_t i = 0; i < got.y.size(); ++i) EXPECT_NEAR(got.y[i], want.y[i], 1e-3);
       EXPECT_GT(got.info.rho_z[0], 0);
-      const auto report = session->report();
+      const auto report = *session->report();
       EXPECT_GT(report.total.summary_bytes[size_t(Variant(name).kind)], 0u);
     }
   }
@@ -427,7 +427,7 @@ TEST_F(EstimatorsTest, AFailedStepKeepsItsReads) {
   const auto session = Attach(prompt, Policy(EstimatorKind::kNone, 30));
   ASSERT_TRUE(session);
   const auto physical = [&] {
-    const auto bytes = session->report().total.physical_bytes;
+    const auto bytes = session->report()->total.physical_bytes;
     return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
   };
   const uint64_t before = physical();

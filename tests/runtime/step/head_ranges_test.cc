@@ -173,7 +173,7 @@ TEST_F(HeadRanges, GetWhatAStepOfAllHeadsGets) {
   EXPECT_GT(moved.size(), 3u) << "the adaptive budgets never moved";
   for (size_t p = 0; p < policies.size(); ++p) {
     SCOPED_TRACE("policy " + std::to_string(p));
-    const SessionReport mine = parts[p]->report(), theirs = whole[p]->report();
+    const SessionReport mine = *parts[p]->report(), theirs = *whole[p]->report();
     for (size_t head = 0; head < theirs.per_head.size(); ++head) {
       EXPECT_EQ(Charges(mine.per_head[head]), Charges(theirs.per_head[head])) << head;
     }
@@ -222,11 +222,11 @@ TEST_F(HeadRanges, OfTwoRanksAreChargedAsOneWhole) {
   }
   // The store counts steps as they were called, ledgers count their heads.
   EXPECT_EQ(store_->Stats()->steps - before, kLayers * (1 + 2 * 2));
-  const SessionReport want = whole->report();
+  const SessionReport want = *whole->report();
   EXPECT_EQ(want.total.steps, kLayers * kKvHeads);
-  EXPECT_EQ(Charges(both->report().total), Charges(want.total));
+  EXPECT_EQ(Charges(both->report()->total), Charges(want.total));
   for (size_t r = 0; r < 2; ++r) {
-    const SessionReport of_rank = ranks[r]->report();
+    const SessionReport of_rank = *ranks[r]->report();
     for (size_t head = 0; head < want.per_head.size(); ++head) {
       const uint32_t h = uint32_t(head) % kKvHeads;
       const bool own = h >= halves[r].first && h < halves[r].first + HeadsOf(halves[r]);

@@ -39,7 +39,7 @@ class OwnMemoryTest : public testing::OwnTokensTest {
   // Waits until the session holds no more than it may.
   void AwaitMoves(Session& session, uint32_t tokens = kMemory) {
     EXPECT_TRUE(Soon([&] {
-      const SessionReport report = session.report();
+      const SessionReport report = *session.report();
       return report.own_tokens <= report.own_moved + tokens;
     }));
   }
@@ -105,7 +105,7 @@ TEST_F(OwnMemoryTest, LongGenerationAnswersExactlyInBoundedMemory) {
     // 4 heads of as many chunks as there may be tokens, and one that is not full at each end.
     EXPECT_TRUE(Soon([&] { return Used() <= 4 * (kMemory / 64 + 2) * chunk; })) << Used();
   }
-  const SessionReport report = session->report();
+  const SessionReport report = *session->report();
   EXPECT_EQ(report.own_tokens, 40u * 98);
   EXPECT_GE(report.own_moved, 40u * 98 - kMemory);
   EXPECT_EQ(session->info().n_tokens, prompt_.n_tokens);
@@ -189,7 +189,7 @@ TEST_F(OwnMemoryTest, MovedRowsAreStoredAsTheyWereGiven) {
     AppendToAll(both, rows, 200);
     AwaitMoves(*bounded);
   }
-  EXPECT_GT(bounded->report().own_moved, 0u);
+  EXPECT_GT(bounded->report()->own_moved, 0u);
   const uint32_t heads = spec_.geometry.layer(1).n_kv_heads;
   const Token token = MakeTokens(1, heads, 1);
   const auto q = MakeQueries(1, heads, 1);
@@ -217,7 +217,7 @@ TEST_F(OwnMemoryTest, TokensMoveUnderAPolicyThatNamesItsIndex) {
     AwaitMoves(**session);
     Decode(**session, rows, /*exact=*/false);
   }
-  EXPECT_GT((*session)->report().own_moved, 600u);
+  EXPECT_GT((*session)->report()->own_moved, 600u);
   EXPECT_EQ(store_->Stats()->own_moves_failed, 0u);
 }
 
@@ -281,20 +281,20 @@ TEST_F(OwnMemoryTest, RandomCallsKeepWhatListsOfRowsKeep) {
       AttendBlock(*s.session, s.rows, upto(2), block, upto(s.n - block + 1));
     } else if (what < 18 && s.n > 0) {
       const uint32_t n = upto(3) == 0 ? upto(s.n + 1) : s.n - std::min(s.n, upto(30));
-      if (n < s.session->report().own_moved) ++deep;
+      if (n < s.session->report()->own_moved) ++deep;
       ASSERT_OK(s.session->Truncate(n));
       Shorten(s.rows, n, spec_.geometry);
       s.n = n;
       s.persisted = std::min(s.persisted, n);
       s.ids.resize(std::min<size_t>(s.ids.size(), n));
-      EXPECT_EQ(s.session->report().own_tokens, n);
-      EXPECT_LE(s.session->report().own_moved, n);
+      EXPECT_EQ(s.session->report()->own_tokens, n);
+      EXPECT_LE(s.session->report()->own_moved, n);
     } else if (what < 20 && all.size() < 5) {
       auto fork = s.session->Fork();
       ASSERT_OK(fork);
       EXPECT_EQ((*fork)->info().n_tokens, prompt_.n_tokens);
       EXPECT_EQ((*fork)->info().prefix, s.session->info().prefix);
-      EXPECT_EQ((*fork)->report().own_tokens, s.n);
+      EXPECT_EQ((*fork)->report()->own_tokens, s.n);
       Seen copy = s;
       copy.session = *std::move(fork);
       all.push_back(std::move(copy));
@@ -328,7 +328,7 @@ TEST_F(OwnMemoryTest, RandomCallsKeepWhatListsOfRowsKeep) {
       auto next = s.session->ForkPersisted(upto(300));
       ASSERT_OK(next);
       const uint32_t moved = (*next)->info().n_tokens - prompt_.n_tokens;
-      EXPECT_EQ((*next)->report().own_tokens, s.n - moved);
+      EXPECT_EQ((*next)->report()->own_tokens, s.n - moved);
       NaiveOwn rows = s.rows;
       Decode(**next, rows);
     } else if (what >= 24) {
@@ -407,7 +407,7 @@ TEST_F(OwnMemoryTest, StepsOfManyThreadsGoOnWhileTokensMove) {
     }
   }
   AwaitMoves(*session);
-  EXPECT_GT(session->report().own_moved, 0u);
+  EXPECT_GT(session->report()->own_moved, 0u);
   session.reset();
   ExpectNothingLeft();
 }

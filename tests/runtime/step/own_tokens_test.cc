@@ -33,7 +33,7 @@ TEST_F(OwnTokensTest, StepsOverAllTokensAreAttentionOverPrefixAndOwn) {
         if (t % 7 == 0 || t > 125) ExpectExact(own, layer, All(layer), q, out.y, out.lse);
       }
     }
-    EXPECT_EQ(session->report().own_tokens, 140u);
+    EXPECT_EQ(session->report()->own_tokens, 140u);
     // A plain step attends to the prefix alone.
     const auto q = MakeQueries(0, 2, 1);
     const Output plain = Step(*session, 0, q);
@@ -134,7 +134,7 @@ TEST_F(OwnTokensTest, RandomCallsKeepWhatListsOfRowsKeep) {
       ASSERT_OK(one.session->Append(layer, n, block.k, block.v));
       Note(one.own, layer, All(layer), n, block);
     } else if (what < 17) {
-      const uint32_t most = one.session->report().own_tokens;
+      const uint32_t most = one.session->report()->own_tokens;
       const uint32_t n = upto(3) == 0 ? upto(most + 1) : most - std::min(most, upto(6));
       ASSERT_OK(one.session->Truncate(n));
       for (auto& [head, rows] : one.own.rows) {
@@ -156,7 +156,7 @@ TEST_F(OwnTokensTest, RandomCallsKeepWhatListsOfRowsKeep) {
     for (uint32_t l = 0; l < 2; ++l) {
       for (uint32_t h = 0; h < 2; ++h) most = std::max(most, Count(one.own, l, h));
     }
-    ASSERT_EQ(one.session->report().own_tokens, most);
+    ASSERT_EQ(one.session->report()->own_tokens, most);
   }
   EXPECT_GT(Used(), 0u);
   all.clear();
@@ -189,7 +189,7 @@ TEST_F(OwnTokensTest, ARefusedCallChangesNothing) {
   token.k.pop_back();
   EXPECT_CODE(step(), Code::kInvalidArgument);
   EXPECT_CODE(session->Truncate(2), Code::kInvalidArgument);
-  EXPECT_EQ(session->report().own_tokens, 1u);
+  EXPECT_EQ(session->report()->own_tokens, 1u);
   // Two steps of one batch that append to one head.
   token = MakeTokens(0, 2, 1);
   State other = Room(0, 2, 1);
@@ -199,7 +199,7 @@ TEST_F(OwnTokensTest, ARefusedCallChangesNothing) {
   store_->StepBatch(batch);
   EXPECT_OK(batch[0].status);
   EXPECT_CODE(batch[1].status, Code::kFailedPrecondition);
-  EXPECT_EQ(session->report().own_tokens, 2u);
+  EXPECT_EQ(session->report()->own_tokens, 2u);
   ASSERT_OK(session->Detach());
   EXPECT_EQ(Used(), 0u);
   EXPECT_CODE(step(), Code::kFailedPrecondition);
@@ -219,7 +219,7 @@ TEST_F(OwnTokensTest, MemoryBoundsThemAndComesBack) {
   while (appended < 200 && (last = session->Append(0, 1024, block.k, block.v)).ok()) ++appended;
   EXPECT_CODE(last, Code::kResourceExhausted);
   EXPECT_GT(appended, 2u);
-  EXPECT_EQ(session->report().own_tokens, appended * 1024);
+  EXPECT_EQ(session->report()->own_tokens, appended * 1024);
   const uint64_t full = Used();
   EXPECT_GE(full, uint64_t{appended} * (2 << 20));
   EXPECT_LT(full, uint64_t{appended + 1} * (2 << 20));

@@ -88,14 +88,14 @@ class PersistTest : public testing::OwnTokensTest {
     return done;
   }
   void GoOn(Seen& s, uint32_t window) {
-    const uint32_t before = s.session->report().own_tokens;
+    const uint32_t before = s.session->report()->own_tokens;
     auto next = s.session->ForkPersisted(window);
     ASSERT_OK(next);
     const uint32_t left = s.persisted - s.moved;
     s.moved = s.persisted - std::min(window, left);
     s.session = *std::move(next);
     EXPECT_EQ(s.session->info().n_tokens, prompt_.n_tokens + s.moved);
-    EXPECT_EQ(s.session->report().own_tokens, before - left + std::min(window, left));
+    EXPECT_EQ(s.session->report()->own_tokens, before - left + std::min(window, left));
   }
   uint32_t Matched(Seen& s, uint32_t n, const std::string& lineage = "", bool accept = false) {
     const auto match = store_->Match({.model = spec_.name,
@@ -122,13 +122,13 @@ TEST_F(PersistTest, RoundsOverStoredTokensAnswerAsOneSessionInMemory) {
       }
       Note(s.rows, layer, All(layer), kRound, block);
     }
-    const auto done = Persist(s, s.session->report().own_tokens);
+    const auto done = Persist(s, s.session->report()->own_tokens);
     ASSERT_OK(done);
     EXPECT_EQ(done->stored_tokens, kRound + (round > 0 ? 1 : 0));
     ASSERT_OK(store_->WaitReady(done->prefix, nullptr));
     GoOn(s, kWindow);
     if (HasFatalFailure()) return;
-    EXPECT_EQ(s.session->report().own_tokens, kWindow);
+    EXPECT_EQ(s.session->report()->own_tokens, kWindow);
     for (uint32_t layer = 0; layer < 2; ++layer) {
       const Token token = MakeTokens(layer, 2, 1);
       const auto q = MakeQueries(layer, 2, 1);
@@ -169,7 +169,7 @@ TEST_F(PersistTest, StoresWhatIsNewAndOutlivesTheSession) {
   EXPECT_EQ(first->stored_tokens, 50u);
   EXPECT_EQ(store_->Prefix(first->prefix)->summary.label, "chat");
   EXPECT_TRUE(store_->Prefix(first->prefix)->summary.pinned);
-  EXPECT_EQ(s.session->report().own_tokens, 90u);
+  EXPECT_EQ(s.session->report()->own_tokens, 90u);
   EXPECT_EQ(Matched(s, 90), 50u);
   const auto second = Persist(s, 90);
   ASSERT_OK(second);
@@ -287,7 +287,7 @@ TEST_F(PersistTest, RandomCallsKeepWhatListsOfRowsKeep) {
   for (int i = 0; i < 500 && !HasFailure(); ++i) {
     Seen& s = all[upto(uint32_t(all.size()))];
     const uint32_t layer = upto(2), what = upto(26);
-    const uint32_t most = s.session->report().own_tokens;
+    const uint32_t most = s.session->report()->own_tokens;
     const uint32_t whole = Whole(s) - s.moved;
     if (what < 7) {
       Decode(s, layer, what < 5 ? HeadRange{0, 2} : HeadRange{upto(2), 1});
@@ -362,7 +362,7 @@ TEST_F(PersistTest, ContinuesPrefixesOfAnyLengthModelAndEncoding) {
       Append(s, 0, All(0), 30);
       EXPECT_CODE(Persist(s, 30), Code::kFailedPrecondition);  // the window's layer lacks its rows
       Append(s, 1, All(1), 30);
-      EXPECT_EQ(s.session->report().own_tokens, 30u);
+      EXPECT_EQ(s.session->report()->own_tokens, 30u);
       const auto done = Persist(s, 30, {.encoding = RowEncoding::kAsGiven});
       ASSERT_OK(done);
       EXPECT_EQ(done->stored_tokens, n_tokens < 16 ? n_tokens + 30 : 30);
@@ -416,7 +416,7 @@ TEST_F(PersistTest, ARefusedCallChangesNothing) {
     EXPECT_CODE(Persist(s, 70, {.wait_ms = 600'000}), Code::kCancelled);
     cancel.join();
   }
-  EXPECT_EQ(s.session->report().own_tokens, 70u);
+  EXPECT_EQ(s.session->report()->own_tokens, 70u);
   EXPECT_CODE(s.session->ForkPersisted(0), Code::kFailedPrecondition);
   EXPECT_EQ(Matched(s, 70), 0u);
   ASSERT_OK(Persist(s, 70));
@@ -439,7 +439,7 @@ TEST_F(PersistTest, ItNeedsRoomOnTheDiskAsPutsDo) {
   AppendToAll(s, 1024);  // 4 MiB
   const auto refused = Persist(s, 1024);
   EXPECT_CODE(refused, Code::kResourceExhausted);
-  EXPECT_EQ(s.session->report().own_tokens, 1024u);
+  EXPECT_EQ(s.session->report()->own_tokens, 1024u);
   Decode(s, 0, All(0));
   Decode(s, 1, All(1));
   ASSERT_OK(Persist(s, 64));

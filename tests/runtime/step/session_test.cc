@@ -142,7 +142,7 @@ TEST_F(SessionTest, RowsComeBackAsPut) {
   for (size_t i = 0; i < ids.size(); ++i) {
     EXPECT_EQ(std::memcmp(some.data() + i * row, want.data() + ids[i] * row, row), 0);
   }
-  EXPECT_EQ(session->report().per_head[3].retrieved_tokens, 3u);
+  EXPECT_EQ(session->report()->per_head[3].retrieved_tokens, 3u);
   EXPECT_CODE(session->ReadRange(1, 1, {300, 334}, std::span(all).first(34 * row)),
               Code::kInvalidArgument);
   const std::vector<uint32_t> falling = {5, 5, 6};
@@ -242,7 +242,7 @@ TEST_F(SessionTest, PutsStepsAndBatchesRunTogether) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(session->report().total.steps, 2u * (steps + 1u));
+  EXPECT_EQ(session->report()->total.steps, 2u * (steps + 1u));
 }
 
 TEST_F(SessionTest, CutPrefixesAttendOverFewerTokens) {

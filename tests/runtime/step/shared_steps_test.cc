@@ -166,7 +166,7 @@ class SharedStepTest : public RuntimeTest {
         ExpectStep(out, h, Expected(prompt, 1, h, by_head[h][t], ids, cuts));
       }
     }
-    const SessionReport report = session->report();
+    const SessionReport report = *session->report();
     const uint64_t asked = queries.size() * g.n_kv_heads;  // this test's own selections
     EXPECT_EQ(report.total.selections, 2 * asked);
     EXPECT_EQ(report.total.retrievals, asked + searches);
@@ -232,9 +232,9 @@ TEST_F(SharedStepTest, BlocksBoundTheRatioFromBelowAndReuseGoesBeyond) {
   for (const auto& q : Wander(random, 64, size_t{spec_.geometry.n_q_heads} * 16)) {
     for (const auto& session : {blocks, across, last}) Step(*session, 0, q);
   }
-  EXPECT_EQ(blocks->report().total.retrieval_ratio(), 1.0 / 16);
-  EXPECT_EQ(across->report().total.retrieval_ratio(), 1.0 / 64);
-  EXPECT_EQ(last->report().total.retrieval_ratio(), 1.0 / 64);
+  EXPECT_EQ(blocks->report()->total.retrieval_ratio(), 1.0 / 16);
+  EXPECT_EQ(across->report()->total.retrieval_ratio(), 1.0 / 64);
+  EXPECT_EQ(last->report()->total.retrieval_ratio(), 1.0 / 64);
   // A new policy starts a new block.
   ASSERT_OK(last->SetPolicy(policy));
   EXPECT_EQ(Step(*last, 0, prompt.Q(0, 600, 1)).info.ledger.retrieval_ratio(), 1);
