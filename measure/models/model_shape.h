@@ -20,6 +20,8 @@ struct ModelShape {
   uint32_t n_layers = 0, hidden = 0, ffn = 0;
   uint32_t n_q_heads = 0, n_kv_heads = 0, head_dim = 0;
   DType dtype = DType::kBf16;  // of the KV cache
+  // What of the model is counted otherwise than it is; for whoever reads the figures.
+  std::vector<std::string> notes;
 
   // The first `layers` layers as a store sees them; scores are scaled by 1/sqrt(head_dim).
   KvGeometry Geometry(uint32_t layers) const;
@@ -36,7 +38,10 @@ const std::vector<ModelShape>& KnownModels();
 
 // Takes one of their names (in any case), or the path of a checkpoint's config.json or of the
 // folder with it. kNotFound: neither; kInvalidArgument names the file and the setting that is
-// missing or impossible. Only shapes are read, so every family with rotary attention will do.
+// missing, impossible, or means layers whose cache is no keys and values of tokens (compressed, as
+// in MLA, or recurrent). Only shapes are read, so every other family with rotary attention will do.
+// Layers with a sliding window are counted as full, with a note. Of a mixture of experts `ffn` is
+// the width of those that a token goes through.
 Result<ModelShape> ModelShapeOf(std::string_view name_or_path);
 // `label` opens every message.
 Result<ModelShape> ParseModelShape(std::string_view json, const std::string& label);

@@ -59,6 +59,58 @@ TEST(ModelShapeTest, RefusesWhatIsNoModel) {
   }
 }
 
+// Each is a whole config.json but for what is tested.
+std::string With(const std::string& more) {
+  return R"({"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512,
+             "num_attention_heads": 8, )" +
+         more + "}";
+}
+
+TEST(ModelShapeTest, RefusesWhatKeepsNoKeysAndValues) {
+  for (const auto& [more, named] :
+       {std::pair{R"("kv_lora_rank": 512)", "MLA"},
+        {R"("layer_types": ["full_attention", "linear_attention"])", "linear_attention"},
+        {R"("layers_block_type": ["mamba", "attention"])", "recurrent"},
+        {R"("attn_layer_period": 8)", "recurrent"}}) {
+    const auto m = ParseModelShape(With(more), "the file");
+    ASSERT_FALSE(m.ok()) << more;
+    EXPECT_EQ(m.error().code, Code::kInvalidArgument);
+    EXPECT_NE(m.error().message.find(named), std::string::npos) << m.error().message;
+  }
+}
+
+TEST(ModelShapeTest, SlidingLayersAreCountedAndSaid) {
+  for (const auto& [more, sliding] :
+       {std::pair{R"("layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
+                                     "full_attention"])",
+                  "3 of 4 layers"},
+        {R"("sliding_window": 4096)", "4 of 4 layers"},
+        {R"("sliding_window": 4096, "use_sliding_window": false)", ""},
+        {R"("sliding_window": null, "kv_lora_rank": null)", ""}}) {
+    const auto m = ParseModelShape(With(more), "the file");
+    ASSERT_TRUE(m.ok()) << m.error().message;
+    ASSERT_EQ(m->notes.empty(), std::string(sliding).empty()) << more;
+    if (!m->notes.empty()) {
+      EXPECT_NE(m->notes[0].find(sliding), std::string::npos) << m->notes[0];
+    }
+  }
+}
+
+TEST(ModelShapeTest, ReadsSharedHeadsAndExperts) {
+  const auto heads = [](const char* more) { return ParseModelShape(With(more), "f")->n_kv_heads; };
+  EXPECT_EQ(heads(R"("multi_query": true)"), 1u);
+  EXPECT_EQ(heads(R"("multi_query": true, "new_decoder_architecture": true, "num_kv_heads": 2)"),
+            2u);
+  EXPECT_EQ(heads(R"("multi_query_attention": true, "multi_query_group_num": 4)"), 4u);
+  EXPECT_EQ(heads(R"("multi_query": false)"), 8u);
+  const auto width = [](const char* more) { return ParseModelShape(With(more), "f")->ffn; };
+  EXPECT_EQ(width(R"("num_local_experts": 8, "num_experts_per_tok": 2)"), 2u * 512);
+  EXPECT_EQ(width(R"("num_experts_per_tok": 8, "moe_intermediate_size": 96)"), 8u * 96);
+  EXPECT_EQ(width(R"("num_experts_per_tok": 4, "moe_intermediate_size": 96,
+                     "shared_expert_intermediate_size": 384)"),
+            4u * 96 + 384);
+}
+
 TEST(ModelShapeTest, PrefillIsTwiceTheWeightsAndAttention) {
   const ModelShape m = *ModelShapeOf("Llama-3.1-8B");
   const double weights = 32.0 * (4096.0 * 4096 * 2 + 4096.0 * 1024 * 2 + 3 * 4096.0 * 14336);
