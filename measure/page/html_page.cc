@@ -24,7 +24,7 @@ h3{font-size:1em;margin:0 0 .4em}
 .verdict{background:var(--card);border-left:4px solid var(--s0);padding:.7em 1em;margin:1em 0}
 .verdict p{margin:.4em 0}
 figure{margin:1.4em 0}figcaption{color:var(--soft);font-size:.9em;margin-top:.3em}
-svg{display:block;width:100%;height:auto}svg.narrow{display:none}
+svg{display:block;width:100%;height:auto}svg.narrow,.legend.narrow{display:none}
 .legend{list-style:none;margin:.5em 0;padding:0;font-size:.9em;display:flex;flex-wrap:wrap;gap:.2em 1.2em}
 .legend li{display:flex;align-items:center;gap:.45em}.legend svg{width:34px;flex:none}
 .grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
@@ -51,6 +51,7 @@ th.n{vertical-align:bottom}.q{white-space:nowrap}
 dl{display:grid;grid-template-columns:auto 1fr;gap:.15em 1em;font-size:.92em}dt{color:var(--soft)}
 dd{margin:0;overflow-wrap:anywhere}
 @media(max-width:600px){main{padding:16px 12px 40px}svg.wide{display:none}svg.narrow{display:block}
+.legend.narrow{display:block}
 .bars{grid-template-columns:1fr}.bar{margin-top:-.3em}.bartext{margin-bottom:.6em}
 .many,.many tbody,.many tr,.many td{display:block}.many tr:first-child{display:none}
 .many tr{border-bottom:1px solid var(--rule);padding:.4em 0}

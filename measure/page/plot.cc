@@ -8,6 +8,7 @@
 namespace prefixd::bench {
 namespace {
 
+constexpr int kNarrowTicks = 7;
 constexpr double kCharWidth = 6.6;  // of a letter, about; no font is measured
 
 // Breaks a label that is wider than `width` into two lines.
@@ -105,17 +106,26 @@ std::string Lines(const Frame& f, const std::vector<Series>& series) {
   return out;
 }
 
+bool IsNarrow(int width) { return width < 500; }
+
+std::string MarkName(const Mark& mark, const Scale& x) {
+  return mark.name + (mark.x > x.high ? " (beyond the axis)" : "");
+}
+
 // Names stand beside their line, on the side where there is more room, each in the first row where
-// it covers no other.
+// it covers no other. A narrow drawing has no room for names: it has the marks' numbers, which the
+// legend names.
 std::string Marks(const Frame& f, const std::vector<Mark>& marks) {
   std::string out;
   std::vector<std::vector<std::pair<double, double>>> rows;  // what is taken of each
   for (const Mark& m : marks) {
     const double x = f.X(std::clamp(m.x, f.x.low, f.x.high));
-    const std::string name = m.name + (m.x > f.x.high ? " (beyond the axis)" : "");
+    const std::string name =
+        IsNarrow(f.width) ? std::to_string(&m - marks.data() + 1) : MarkName(m, f.x);
     const double width = kCharWidth * double(name.size());
     const bool to_left = x - f.left > f.width - f.right - x;
-    const double begin = to_left ? x - 5 - width : x + 5;
+    // A long name begins inside the drawing, whatever it then covers.
+    const double begin = std::max(2.0, to_left ? x - 5 - width : x + 5);
     size_t row = 0;
     const auto taken = [&] {
       return row < rows.size() && std::ranges::any_of(rows[row], [&](const auto& other) {
@@ -126,8 +136,7 @@ std::string Marks(const Frame& f, const std::vector<Mark>& marks) {
     if (row == rows.size()) rows.emplace_back();
     rows[row].emplace_back(begin, begin + width);
     out += Line("mark", x, f.top, x, f.height - f.bottom);
-    out += Text(to_left ? "markname end" : "markname", to_left ? x - 5 : x + 5,
-                f.top + 16 + 16 * double(row), name);
+    out += Text("markname", begin, f.top + 16 + 16 * double(row), name);
   }
   return out;
 }
@@ -151,6 +160,13 @@ std::string Legend(const Plot& plot) {
              "\" x=\"1\" y=\"1\" width=\"32\" height=\"10\" fill-opacity=\"0.5\"/>",
          name);
   }
+  out += "</ul>";
+  if (plot.marks.empty()) return out;
+  out += "<ul class=\"legend narrow\">";
+  const Scale x = ScaleOf(plot.x, kNarrowTicks);
+  for (size_t i = 0; i < plot.marks.size(); ++i) {
+    out += "<li>" + std::to_string(i + 1) + ": " + Escape(MarkName(plot.marks[i], x)) + "</li>";
+  }
   return out + "</ul>";
 }
 
@@ -161,9 +177,9 @@ std::string PlotSvg(const Plot& plot, int width, int height) {
   f.width = width;
   f.height = height;
   f.bottom += 16 * double(LabelLines(plot.x.label, width - f.left - f.right).size() - 1);
-  f.x = ScaleOf(plot.x, width < 500 ? 7 : 12);
+  f.x = ScaleOf(plot.x, IsNarrow(width) ? kNarrowTicks : 12);
   f.y = ScaleOf(plot.y, 10);
-  return "<svg class=\"" + std::string(width < 500 ? "narrow" : "wide") + "\" viewBox=\"0 0 " +
+  return "<svg class=\"" + std::string(IsNarrow(width) ? "narrow" : "wide") + "\" viewBox=\"0 0 " +
          std::to_string(width) + " " + std::to_string(height) + "\" role=\"img\" aria-label=\"" +
          Escape(plot.title) + "\">" + Ground(f, plot.cells) + Axes(f, plot) +
          Lines(f, plot.series) + Marks(f, plot.marks) + "</svg>";

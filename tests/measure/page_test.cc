@@ -94,6 +94,25 @@ TEST(PlotTest, ShowsNamesValuesAndMarks) {
   EXPECT_FALSE(Has(html, "nan"));
 }
 
+// Where there is no room for names, marks have numbers and the legend says whose they are.
+TEST(PlotTest, ANarrowDrawingNumbersItsMarks) {
+  Plot plot = TwoLines();
+  plot.marks = {{8, "rows in host memory, steps on CUDA: xi = 1"},
+                {90, "rows on the SSD, steps on CUDA: xi = 80"},
+                {5000, "far"}};
+  const std::string narrow = PlotSvg(plot, 350, 320), wide = PlotSvg(plot, 720, 400);
+  EXPECT_FALSE(Has(narrow, "steps on CUDA"));
+  EXPECT_TRUE(Has(narrow, ">3</text>"));
+  EXPECT_TRUE(Has(wide, "steps on CUDA"));
+  const std::string html = FigureHtml(plot);
+  EXPECT_TRUE(Has(html, "<ul class=\"legend narrow\"><li>1: rows in host memory, steps on CUDA"));
+  EXPECT_TRUE(Has(html, "<li>3: far (beyond the axis)</li>"));
+  // No name begins outside of the drawing.
+  plot.marks = {{60, std::string(200, 'x')}};
+  const std::string text = PlotSvg(plot, 720, 400);
+  EXPECT_TRUE(Has(text, "<text class=\"markname\" x=\"2.0\"")) << text;
+}
+
 TEST(PageTest, HoldsWhatItWasGivenAndFetchesNothing) {
   HtmlPage page("A <title>", "sub & title");
   page.Verdict({"It pays from 1.35 on."});
