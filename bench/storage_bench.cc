@@ -105,6 +105,8 @@ Status MeasureLines(const Prompt& prompt, const SpeedOptions& speed, const std::
   PREFIXD_ASSIGN(const std::string fio, FioVersion());
   std::fprintf(stderr, "   %u pairs of every line ...\n", speed.pairs);
   PREFIXD_ASSIGN(SpeedReport measured, MeasureSpeed(prompt, speed));
+  // A figure that is kept has its floor, and a run all of its lines.
+  if (!measured.skipped.empty()) return Error{Code::kUnavailable, measured.skipped.front()};
   PREFIXD_ASSIGN(auto steps, MeasureStepReads(prompt, speed, measured.fio_engine));
   measured.lines.merge(steps);
   std::printf("%.0f MiB of rows; I/O by %s, %s by %s; %u threads read; medians (quartiles)\n",
@@ -185,6 +187,7 @@ Status MeasureDisk(const Options& options, json& report) {
     return Error{Code::kIo, "cannot create '" + scratch.dir.string() + "': " + ec.message()};
   }
   speed.dir = scratch.dir;
+  speed.source = true;
   std::fprintf(stderr, "   making %u tokens of keys and values ...\n", options.tokens);
   const Prompt prompt = SyntheticPrompt(Llama1B(), options.tokens, options.source_pages == "huge");
   if (!speed.parts.empty()) {

@@ -5,9 +5,10 @@
 #include <memory>
 #include <thread>
 
-#include "attention/rows/rows.h"
+#include "measure/break_even/engine_cache.h"
 #include "measure/prompts/random_maps.h"
 #include "measure/prompts/synthetic_kv.h"
+#include "measure/prompts/synthetic_put.h"
 #include "runtime/store/local_store.h"
 #include "runtime/work/thread_pool.h"
 
@@ -50,17 +51,21 @@ class LengthBench {
     maps_ = spec_.dir / "phi.safetensors";
     PREFIXD_TRY(WriteRandomMaps(maps_, geometry_, spec_.tokens));
     PREFIXD_TRY(PutPrompt());
-    if (seconds != nullptr) seconds->storing = TakenMs(begun) / 1e3;
-    const auto stepping = Clock::now();
+    const double storing = TakenMs(begun) / 1e3;
     for (const TierSpec& tier : spec_.tiers) {
-      PREFIXD_TRY(MeasureTier(tier));
+      const Status measured = MeasureTier(tier);
+      if (measured.ok()) continue;
+      out_.skipped.push_back(tier.name + ": " + measured.error().message);
+      if (&tier == &spec_.tiers.back() && out_.tiers.empty()) return measured.error();
     }
-    if (spec_.stored_features) {
-      PREFIXD_TRY(MeasureStoredFeatures());
-    }
+    if (spec_.stored_features) MeasureStoredFeatures();
     std::error_code ec;
     fs::remove_all(spec_.dir, ec);
-    if (seconds != nullptr) seconds->stepping = TakenMs(stepping) / 1e3;
+    if (seconds != nullptr) {
+      seconds->storing = storing;
+      seconds->step = in_turns_ms_ / 1e3 / (spec_.steps + LengthSeconds::kWarmUp);
+      seconds->once = (TakenMs(begun) - in_turns_ms_) / 1e3 - storing;
+    }
     return out_;
   }
 
@@ -89,29 +94,14 @@ class LengthBench {
     tokens_.resize(spec_.tokens);
     for (uint32_t i = 0; i < spec_.tokens; ++i) tokens_[i] = i;
     PREFIXD_ASSIGN(const auto put, store->BeginPut({kModel, "", tokens_, "break-even"}));
-    double writing = 0;
-    constexpr uint32_t kBlock = 1024;
-    const size_t row = size_t{geometry_.n_kv_heads} * geometry_.key_dim;
-    const size_t width = row * DTypeBytes(geometry_.dtype);
-    std::vector<float> k(kBlock * row), v(k.size());
-    std::vector<std::byte> kb(kBlock * width), vb(kb.size());
-    for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
-      for (uint32_t first = 0; first < spec_.tokens; first += kBlock) {
-        const uint32_t n = std::min(kBlock, spec_.tokens - first);
-        for (uint32_t i = 0; i < n; ++i) synthetic_[layer].Token(&k[i * row], &v[i * row]);
-        FromFloat(geometry_.dtype, std::span(k).first(n * row), kb.data());
-        FromFloat(geometry_.dtype, std::span(v).first(n * row), vb.data());
-        const auto begun = Clock::now();
-        PREFIXD_TRY(put->Write(layer, first, n, std::span(kb).first(n * width),
-                               std::span(vb).first(n * width)));
-        writing += TakenMs(begun);
-      }
-      Say("storing: layer " + std::to_string(layer + 1) + " of " +
-          std::to_string(geometry_.n_layers));
-    }
+    PREFIXD_ASSIGN(const double writing,
+                   WriteSynthetic(*put, geometry_, spec_.tokens, synthetic_, [&](uint32_t layer) {
+                     Say("storing: layer " + std::to_string(layer + 1) + " of " +
+                         std::to_string(geometry_.n_layers));
+                   }));
     const auto committing = Clock::now();
     PREFIXD_ASSIGN(const PutResult stored, put->Commit());
-    out_.put_seconds = (writing + TakenMs(committing)) / 1e3;
+    out_.put_seconds = writing + TakenMs(committing) / 1e3;
     prefix_ = stored.prefix;
     Say("making summaries and indexes");
     const auto ingest = Clock::now();
@@ -138,17 +128,23 @@ class LengthBench {
     return p;
   }
 
+  std::vector<float> Queries(uint32_t layer) {
+    const KvGeometry& g = geometry_;
+    std::vector<float> q(size_t{g.n_q_heads} * g.key_dim);
+    for (uint32_t h = 0; h < g.n_q_heads; ++h) {
+      synthetic_[layer].Query(h / g.group_size(layer), &q[size_t{h} * g.key_dim]);
+    }
+    return q;
+  }
+
   // One generated token: a step of every measured layer.
   Status Token(Session& session, Contender* into) {
-    const KvGeometry& g = geometry_;
-    std::vector<float> q(size_t{g.n_q_heads} * g.key_dim), y(size_t{g.n_q_heads} * g.value_dim);
-    std::vector<float> lse(g.n_q_heads);
+    std::vector<float> y(size_t{geometry_.n_q_heads} * geometry_.value_dim);
+    std::vector<float> lse(geometry_.n_q_heads);
     Ledger sum;
     double wall = 0;
-    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-      for (uint32_t h = 0; h < g.n_q_heads; ++h) {
-        synthetic_[layer].Query(h / g.group_size(layer), &q[size_t{h} * g.key_dim]);
-      }
+    for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
+      const std::vector<float> q = Queries(layer);
       StepInfo info;
       const auto begun = Clock::now();
       PREFIXD_TRY(session.Step(layer, q, y, lse, &info));
@@ -172,28 +168,6 @@ class LengthBench {
     }
   }
 
-  // Reads all rows as an engine's restore does; threads share a layer's tokens. An engine has its
-  // buffers already, so the first call makes them, and its time does not count.
-  Status Restore(Session& session) {
-    const KvGeometry& g = geometry_;
-    constexpr uint32_t kRun = 2048;
-    const size_t width = size_t{g.n_kv_heads} * g.row(0).key_bytes();
-    restored_k_.resize(spec_.tokens * width);
-    restored_v_.resize(restored_k_.size());
-    const std::span<std::byte> k = restored_k_, v = restored_v_;
-    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-      PREFIXD_TRY(pool_.ParallelFor((spec_.tokens + kRun - 1) / kRun, [&](size_t i) {
-        LayerSlice slice;
-        slice.layer = layer;
-        slice.tokens.begin = static_cast<uint32_t>(i) * kRun;
-        slice.tokens.end = std::min(spec_.tokens, slice.tokens.begin + kRun);
-        const size_t at = slice.tokens.begin * width, n = slice.tokens.size() * width;
-        return session.ReadLayer(slice, k.subspan(at, n), v.subspan(at, n));
-      }));
-    }
-    return {};
-  }
-
   static TokenMs TimesOf(const Contender& c) {
     return {Summarise(c.select), Summarise(c.load), Summarise(c.compute), Summarise(c.wall)};
   }
@@ -210,11 +184,13 @@ class LengthBench {
   }
 
   Status RunInTurns(std::vector<Contender>& contenders) {
-    for (uint32_t step = 0; step < spec_.steps + 2; ++step) {
+    const auto begun = Clock::now();
+    for (uint32_t step = 0; step < spec_.steps + LengthSeconds::kWarmUp; ++step) {
       for (Contender& c : contenders) {
-        PREFIXD_TRY(Token(*c.session, step < 2 ? nullptr : &c));  // the first two warm up
+        PREFIXD_TRY(Token(*c.session, step < LengthSeconds::kWarmUp ? nullptr : &c));
       }
     }
+    in_turns_ms_ += TakenMs(begun);
     return {};
   }
 
@@ -225,7 +201,7 @@ class LengthBench {
     FirstUse use;
     const auto begun = Clock::now();
     PREFIXD_ASSIGN(const auto session, Attach(*store, Policy(estimator, out_.k_phi)));
-    use.attach_ms = TakenMs(begun);
+    use.attach_ms = TakenMs(begun) * scale_;
     Contender once;
     PREFIXD_TRY(Token(*session, &once));
     use.first_ms = once.wall.front();
@@ -236,24 +212,13 @@ class LengthBench {
     Say(spec.name);
     TierOutcome tier;
     tier.name = spec.name;
+    tier.host = spec.host;
+    tier.compute = spec.compute;
     PREFIXD_ASSIGN(tier.completed, MeasureFirstUse(spec, EstimatorKind::kMoment));
     PREFIXD_ASSIGN(tier.selected, MeasureFirstUse(spec, EstimatorKind::kNone));
     PREFIXD_ASSIGN(const auto store, Open(spec.host, spec.compute, "none"));
     PREFIXD_TRY(store->WaitReady(prefix_, nullptr));
-    {
-      PREFIXD_ASSIGN(const auto first, Attach(*store, Policy(EstimatorKind::kNone, out_.k_phi)));
-      std::vector<double> restores;
-      const uint32_t rounds = spec_.steps < 5 ? 1 : 3;
-      for (uint32_t i = 0; i <= rounds; ++i) {
-        const auto restoring = Clock::now();
-        PREFIXD_TRY(Restore(*first));
-        if (i > 0)
-          restores.push_back(TakenMs(restoring) * scale_);  // the first fills the host tier
-      }
-      tier.restore_ms = Summarise(std::move(restores));
-      restored_k_ = {};  // the steps need the memory
-      restored_v_ = {};
-    }
+    PREFIXD_TRY(MeasureRestore(*store, tier));
     std::vector<Contender> contenders;
     for (const uint32_t gamma : kGammas) {
       PREFIXD_ASSIGN(auto session,
@@ -281,15 +246,52 @@ class LengthBench {
     for (size_t i = 0; i < 2; ++i) {
       PREFIXD_TRY(ReadSummaryTokens(contenders[std::size(kGammas) + i], tier.completion[i]));
     }
-    if (spec.host && out_.full_ms.median == 0) {
-      StepPolicy all;
-      all.mode = StepMode::kFull;
-      PREFIXD_ASSIGN(const auto session, Attach(*store, all));
-      Contender full;
-      for (int i = 0; i < 4; ++i) PREFIXD_TRY(Token(*session, i == 0 ? nullptr : &full));
-      out_.full_ms = Summarise(full.wall);
-    }
+    if (spec.compute != "cpu") PREFIXD_TRY(MeasureFullOnDevice(*store, tier));
     out_.tiers.push_back(std::move(tier));
+    return {};
+  }
+
+  // Restores, each with a token of full attention behind it, as an engine goes on. The first one
+  // fills the host tier. On a device an engine has its arrays there; see MeasureFullOnDevice.
+  Status MeasureRestore(LocalStore& store, TierOutcome& tier) {
+    PREFIXD_ASSIGN(const auto session, Attach(store, Policy(EstimatorKind::kNone, out_.k_phi)));
+    EngineCache cache(geometry_, spec_.tokens, pool_);  // gone before steps need the memory
+    std::vector<double> restores, full;
+    std::vector<float> y(size_t{geometry_.n_q_heads} * geometry_.value_dim);
+    for (uint32_t i = 0; i <= spec_.restores; ++i) {
+      const auto restoring = Clock::now();
+      PREFIXD_TRY(cache.Restore(*session));
+      if (i > 0) restores.push_back(TakenMs(restoring) * scale_);
+      if (tier.compute != "cpu") continue;
+      double attending = 0;
+      for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
+        const std::vector<float> q = Queries(layer);
+        const auto begun = Clock::now();
+        PREFIXD_TRY(cache.Attend(layer, q, y));
+        attending += TakenMs(begun);
+      }
+      if (i > 0) full.push_back(attending * scale_);
+    }
+    tier.restore_ms = Summarise(std::move(restores));
+    tier.full_ms = Summarise(std::move(full));
+    return {};
+  }
+
+  // prefixd's own full steps, out of the host tier: it has no arrays of an engine on a device.
+  Status MeasureFullOnDevice(LocalStore& store, TierOutcome& tier) {
+    if (!tier.host) {  // what was restored lies where rows of the tier in memory do
+      const auto at = std::ranges::find_if(out_.tiers, [&](const TierOutcome& other) {
+        return other.host && other.compute == tier.compute;
+      });
+      if (at != out_.tiers.end()) tier.full_ms = at->full_ms;
+      return {};
+    }
+    StepPolicy all;
+    all.mode = StepMode::kFull;
+    PREFIXD_ASSIGN(const auto session, Attach(store, all));
+    Contender full;
+    for (int i = 0; i < 4; ++i) PREFIXD_TRY(Token(*session, i == 0 ? nullptr : &full));
+    tier.full_ms = Summarise(full.wall);
     return {};
   }
 
@@ -301,27 +303,32 @@ class LengthBench {
   }
 
   // Ingest stores features of tokens now, so that steps need not compute them.
-  Status MeasureStoredFeatures() {
-    for (size_t i = 0; i < spec_.tiers.size(); ++i) {
-      const TierSpec& spec = spec_.tiers[i];
-      if (spec.compute != "cpu") continue;
-      Say(spec.name + ", stored features");
-      PREFIXD_ASSIGN(const auto store, Open(spec.host, "cpu", "log8"));
-      PREFIXD_TRY(store->WaitReady(prefix_, nullptr));
-      std::vector<Contender> contenders;
-      for (const EstimatorKind kind : {EstimatorKind::kNone, EstimatorKind::kPhi}) {
-        PREFIXD_ASSIGN(auto session, Attach(*store, Policy(kind, out_.k_phi)));
-        contenders.push_back({std::move(session), {}, {}, {}, {}, {}});
-      }
-      if (spec.host) PREFIXD_TRY(Restore(*contenders.front().session));
-      restored_k_ = {};
-      restored_v_ = {};
-      WaitForPreloading(*store);
-      PREFIXD_TRY(RunInTurns(contenders));
-      CompletionPoint point = PointOf("phi stored", contenders[1], contenders[0]);
-      PREFIXD_TRY(ReadSummaryTokens(contenders[1], point));
-      out_.tiers[i].completion.push_back(std::move(point));
+  void MeasureStoredFeatures() {
+    for (TierOutcome& tier : out_.tiers) {
+      if (tier.compute != "cpu") continue;
+      const std::string what = tier.name + ", stored features";
+      Say(what);
+      const Status measured = MeasureStoredFeatures(tier);
+      if (!measured.ok()) out_.skipped.push_back(what + ": " + measured.error().message);
     }
+  }
+
+  Status MeasureStoredFeatures(TierOutcome& tier) {
+    PREFIXD_ASSIGN(const auto store, Open(tier.host, "cpu", "log8"));
+    PREFIXD_TRY(store->WaitReady(prefix_, nullptr));
+    std::vector<Contender> contenders;
+    for (const EstimatorKind kind : {EstimatorKind::kNone, EstimatorKind::kPhi}) {
+      PREFIXD_ASSIGN(auto session, Attach(*store, Policy(kind, out_.k_phi)));
+      contenders.push_back({std::move(session), {}, {}, {}, {}, {}});
+    }
+    if (tier.host) {  // fills it
+      PREFIXD_TRY(EngineCache(geometry_, spec_.tokens, pool_).Restore(*contenders.front().session));
+    }
+    WaitForPreloading(*store);
+    PREFIXD_TRY(RunInTurns(contenders));
+    CompletionPoint point = PointOf("phi stored", contenders[1], contenders[0]);
+    PREFIXD_TRY(ReadSummaryTokens(contenders[1], point));
+    tier.completion.push_back(std::move(point));
     return {};
   }
 
@@ -332,7 +339,7 @@ class LengthBench {
   LengthOutcome out_;
   std::vector<SyntheticKv> synthetic_;  // per layer
   fs::path maps_;
-  std::vector<std::byte> restored_k_, restored_v_;
+  double in_turns_ms_ = 0;  // of all RunInTurns
   std::vector<uint32_t> tokens_;
   std::string prefix_;
 };

@@ -25,18 +25,24 @@ struct LengthSpec {
   ModelShape model;
   uint32_t tokens = 16384, layers = 1, steps = 15;
   std::string selector = "auto";
+  uint32_t restores = 3;        // beside a first one, which fills the host tier
   bool stored_features = true;  // also measures phi with features of tokens that ingest stored
   std::vector<TierSpec> tiers;
   std::filesystem::path dir;  // empty; left empty
   std::function<void(const std::string&)> progress;
 };
 
-// How long the parts took, for estimates.
+// How long the parts took, for estimates: what is done once, and each of the measured tokens.
 struct LengthSeconds {
-  double storing = 0;   // put and ingest
-  double stepping = 0;  // all else
+  double storing = 0;  // put and ingest
+  double once = 0;     // opening, attaching, restoring
+  double step = 0;     // one token in all sessions
+  // With the tokens that warm up.
+  double Total(uint32_t steps) const { return storing + once + step * (steps + kWarmUp); }
+  static constexpr uint32_t kWarmUp = 2;
 };
 
+// A tier that cannot be measured is named in `skipped` with the reason; an error when none can.
 Result<LengthOutcome> MeasureLength(const LengthSpec& spec, LengthSeconds* seconds);
 
 // k_phi: 1% of the tokens, rounded up; the sweep's largest k is 10 times as much.

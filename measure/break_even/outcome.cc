@@ -48,7 +48,9 @@ json TierJson(const BreakEvenOutcome& outcome, const LengthOutcome& length,
               const TierOutcome& tier) {
   const TradeOff map = MapOf(length, tier);
   json out = {{"name", tier.name},
+              {"compute", tier.compute},
               {"xi", XiOf(length, tier)},
+              {"full_attention_ms", tier.full_ms},
               {"topk", json::array()},
               {"completion", json::object()},
               {"attach_ms", tier.completed.attach_ms},
@@ -79,11 +81,13 @@ json RatiosJson(const BreakEvenOutcome& outcome) {
   for (const LengthOutcome& length : outcome.lengths) {
     if (length.tokens == 16384) {
       ratios["attach_ms_16k"] = length.tiers.front().completed.attach_ms;
+      ratios["attach_ms_16k_layers_measured"] = length.layers;
     }
   }
   if (outcome.lengths.empty()) return ratios;
   const LengthOutcome& length = outcome.lengths.front();
   const TierOutcome& tier = length.tiers.front();
+  if (!tier.host || tier.compute != "cpu") return ratios;
   for (const CompletionPoint& p : tier.completion) {
     if (p.name != "moment") continue;
     const TradeOff map = MapOf(length, tier);
@@ -117,8 +121,28 @@ CompletedTimes CompletedOf(const TierOutcome& tier, const CompletionPoint& point
 }
 
 double XiOf(const LengthOutcome& length, const TierOutcome& tier) {
-  const double base = length.tiers.front().topk.front().ms.load.median;
-  return base > 0 ? tier.topk.front().ms.load.median / base : 0;
+  const auto base = std::ranges::find_if(length.tiers, [&](const TierOutcome& other) {
+    return other.host && other.compute == tier.compute;
+  });
+  if (base == length.tiers.end()) return 0;
+  const double load = base->topk.front().ms.load.median;
+  return load > 0 ? tier.topk.front().ms.load.median / load : 0;
+}
+
+std::vector<std::vector<const TierOutcome*>> ByBackend(const LengthOutcome& length) {
+  std::vector<std::vector<const TierOutcome*>> out;
+  for (const TierOutcome& base : length.tiers) {
+    if (!base.host) continue;
+    auto& tiers = out.emplace_back(1, &base);
+    for (const TierOutcome& tier : length.tiers) {
+      if (&tier != &base && tier.compute == base.compute) tiers.push_back(&tier);
+    }
+  }
+  return out;
+}
+
+std::string BackendName(const TierOutcome& tier) {
+  return tier.compute == "cpu" ? "the CPU" : "the CUDA device";
 }
 
 const CompletionPoint* BestCompletion(const TierOutcome& tier) {
@@ -142,10 +166,11 @@ std::vector<Way> WaysOf(const BreakEvenOutcome& outcome, const LengthOutcome& le
   const TradeOff walls(wall, double(length.k_phi));
   const double more = walls.TopK(1, kPaperGamma * length.k_phi, false);
   ways.push_back({"attach, Top-K at 1.8%", tier.selected.once_ms(more), more});
-  ways.push_back({"restore, full attention", tier.restore_ms.median, length.full_ms.median});
+  if (tier.full_ms.median <= 0) return ways;
+  ways.push_back({"restore, full attention", tier.restore_ms.median, tier.full_ms.median});
   const double prefill = outcome.PrefillSeconds(length.tokens);
-  if (prefill > 0) {
-    ways.push_back({"compute the prompt, full attention", prefill * 1e3, length.full_ms.median});
+  if (prefill > 0 && outcome.ComparesPrefill(tier)) {
+    ways.push_back({"compute the prompt, full attention", prefill * 1e3, tier.full_ms.median});
   }
   return ways;
 }
@@ -163,6 +188,8 @@ json OutcomeJson(const BreakEvenOutcome& outcome) {
               {"steps", outcome.steps},
               {"selector", outcome.selector},
               {"skipped", outcome.skipped},
+              {"on_disk", outcome.medium.disk},
+              {"other_work_share", outcome.other_work},
               {"ratios", RatiosJson(outcome)},
               {"lengths", json::array()}};
   out["prefill"] = {
@@ -176,7 +203,6 @@ json OutcomeJson(const BreakEvenOutcome& outcome) {
               {"put_seconds", length.put_seconds},
               {"ingest_seconds", length.ingest_seconds},
               {"stored_bytes", length.stored_bytes},
-              {"full_attention_ms", length.full_ms},
               {"prefill_seconds", outcome.PrefillSeconds(length.tokens)},
               {"tiers", json::array()}};
     for (const TierOutcome& tier : length.tiers)

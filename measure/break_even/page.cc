@@ -42,11 +42,12 @@ const CompletionPoint* Named(const TierOutcome& tier, const std::string& name) {
   return nullptr;
 }
 
-Plot MapPlot(const LengthOutcome& length, bool with) {
-  const TierOutcome& base = length.tiers.front();
+// Of one backend, whose tiers begin with rows in host memory.
+Plot MapPlot(const LengthOutcome& length, const std::vector<const TierOutcome*>& tiers, bool with) {
+  const TierOutcome& base = *tiers.front();
   const TradeOff map = MapOf(length, base);
   Plot plot;
-  plot.title = "Trade-off map, " + Tokens(length.tokens) +
+  plot.title = "Trade-off map, " + Tokens(length.tokens) + ", steps on " + BackendName(base) +
                (with ? ", with selection" : ", selection left out as in the paper");
   plot.x = {"xi: how many times slower reads are than from " + std::string("host memory"), 1,
             TradeOff::kMaxXi, true};
@@ -72,9 +73,9 @@ Plot MapPlot(const LengthOutcome& length, bool with) {
   plot.cells = Ground(map, CompletedOf(base, *best), with);
   plot.first_ground = "1% with an estimate (" + best->name + ") is faster";
   plot.second_ground = "Top-K is faster";
-  for (const TierOutcome& tier : length.tiers) {
+  for (const TierOutcome* tier : tiers) {
     plot.marks.push_back(
-        {std::max(1.0, XiOf(length, tier)), tier.name + ": xi = " + Short(XiOf(length, tier))});
+        {std::max(1.0, XiOf(length, *tier)), tier->name + ": xi = " + Short(XiOf(length, *tier))});
   }
   plot.caption =
       "Above a line, reading 1% and estimating the rest is faster than Top-K that reads gamma "
@@ -114,7 +115,8 @@ Plot AnswerPlot(const BreakEvenOutcome& outcome, const LengthOutcome& length,
       "What comes before the first token (attaching with its summaries, restoring, or computing "
       "the "
       "prompt) and attention over the prompt for each token; the rest of the model is the same for "
-      "all.";
+      "all. Restored rows are attended to in the engine's own arrays" +
+      std::string(tier.compute == "cpu" ? "." : ", here by prefixd's own steps on the device.");
   return plot;
 }
 
@@ -159,7 +161,9 @@ HtmlPage BreakEvenPage(const BreakEvenOutcome& outcome,
                    (length.layers < m.n_layers ? ", and their times scaled to all" : "") + "; " +
                    std::to_string(outcome.steps) + " tokens for each point. 1% are " +
                    std::to_string(length.k_phi) + " tokens for each layer and KV head.");
-    for (const bool with : {false, true}) page.Figure(MapPlot(length, with));
+    for (const auto& tiers : ByBackend(length)) {
+      for (const bool with : {false, true}) page.Figure(MapPlot(length, tiers, with));
+    }
     for (const TierOutcome& tier : length.tiers) page.Figure(AnswerPlot(outcome, length, tier));
     for (const TierOutcome& tier : length.tiers) page.Figure(SweepPlot(length, tier));
   }

@@ -3,7 +3,7 @@
 
 #include "measure/break_even/run.h"
 #include "measure/page/text.h"
-#include "measure/timing/machine.h"
+#include "measure/timing/other_work.h"
 
 namespace prefixd::bench {
 namespace {
@@ -77,11 +77,11 @@ std::string RestoreSentence(const BreakEvenOutcome& outcome, const LengthOutcome
   const double prefill = outcome.PrefillSeconds(length.tokens);
   std::string out =
       "Restoring " + Tokens(length.tokens) + " with " + tier.name + " takes " + Seconds(restore);
-  if (prefill <= 0 || restore <= 0) return out + ".";
+  if (prefill <= 0 || restore <= 0 || !outcome.ComparesPrefill(tier)) return out + ".";
   out += ", computing them " + Seconds(prefill) +
          (outcome.prefill_tokens_per_second > 0
               ? " at the given rate"
-              : " at this machine's rate of matrix products (" + Flops(outcome.gemm_flops) + ")");
+              : " at this processor's rate of matrix products (" + Flops(outcome.gemm_flops) + ")");
   out += restore <= prefill ? ": restoring is " + Times(prefill / restore) + " times faster"
                             : ": restoring is " + Times(restore / prefill) + " times slower";
   return out + ", and an engine that computes " + Thousands(length.tokens / restore) +
@@ -96,8 +96,9 @@ std::string AnswerSentence(const BreakEvenOutcome& outcome, const LengthOutcome&
   const Way& completed = ways.front();
   std::string out = "With " + tier.name + ", a token of an answer over " + Tokens(length.tokens) +
                     " waits " + Seconds(completed.token_ms / 1e3) +
-                    " for attention by 1% and an estimate, and " +
-                    Seconds(restored->token_ms / 1e3) + " by full attention";
+                    " for attention by 1% and an estimate";
+  if (restored == ways.end()) return out + ".";
+  out += ", and " + Seconds(restored->token_ms / 1e3) + " by full attention over restored rows";
   if (completed.token_ms == restored->token_ms) {
     return out + (completed.once_ms <= restored->once_ms
                       ? ": attaching is ahead of restoring from the first token."
@@ -117,6 +118,20 @@ std::string AnswerSentence(const BreakEvenOutcome& outcome, const LengthOutcome&
          " generated tokens, restoring beyond.";
 }
 
+TextTable WaysTable(const BreakEvenOutcome& outcome, const LengthOutcome& length,
+                    const std::vector<const TierOutcome*>& tiers) {
+  TextTable ways = {{"way", "before the first token", "each token", "1,000 tokens"}};
+  for (const TierOutcome* tier : tiers) {
+    for (const Way& way : WaysOf(outcome, length, *tier)) {
+      const bool shared = way.name.rfind("compute", 0) == 0;
+      if (shared && tier != tiers.back()) continue;
+      ways.push_back({way.name + (shared ? "" : ", " + tier->name), Seconds(way.once_ms / 1e3),
+                      Seconds(way.token_ms / 1e3), Seconds(way.total_ms(1000) / 1e3)});
+    }
+  }
+  return ways;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, TextTable>> BreakEvenTables(const BreakEvenOutcome& outcome) {
@@ -131,23 +146,18 @@ std::vector<std::pair<std::string, TextTable>> BreakEvenTables(const BreakEvenOu
                               "times slower than measured here",
                           EvenTable(length, tier));
     }
-    TextTable ways = {{"way", "before the first token", "each token", "1,000 tokens"}};
-    for (const TierOutcome& tier : length.tiers) {
-      for (const Way& way : WaysOf(outcome, length, tier)) {
-        const bool shared = way.name.rfind("compute", 0) == 0;
-        if (shared && &tier != &length.tiers.back()) continue;
-        ways.push_back({way.name + (shared ? "" : ", " + tier.name), Seconds(way.once_ms / 1e3),
-                        Seconds(way.token_ms / 1e3), Seconds(way.total_ms(1000) / 1e3)});
-      }
+    for (const auto& tiers : ByBackend(length)) {
+      tables.emplace_back(Tokens(length.tokens) + ": attention of a whole answer, on " +
+                              BackendName(*tiers.front()),
+                          WaysTable(outcome, length, tiers));
     }
-    tables.emplace_back(Tokens(length.tokens) + ": attention of a whole answer, on the CPU",
-                        std::move(ways));
   }
   return tables;
 }
 
 std::vector<std::string> BreakEvenVerdict(const BreakEvenOutcome& outcome) {
   std::vector<std::string> verdict;
+  if (!outcome.medium.disk) verdict.push_back(outcome.medium.sentence);
   for (const LengthOutcome& length : outcome.lengths) {
     for (const TierOutcome& tier : length.tiers) verdict.push_back(EvenSentence(length, tier));
     for (const TierOutcome& tier : length.tiers) {
@@ -160,11 +170,8 @@ std::vector<std::string> BreakEvenVerdict(const BreakEvenOutcome& outcome) {
   verdict.push_back(
       "What an estimate spares in errors is a matter of the model and is not measured here "
       "(see Quality in prefixd's documentation).");
-  if (LoadPerCore() > 1.5) {
-    verdict.push_back(
-        "Other work disturbed this run: take its ratios as rough, and measure again on a quiet "
-        "machine.");
-  }
+  const std::string disturbed = DisturbedBy(outcome.other_work);
+  if (!disturbed.empty()) verdict.push_back(disturbed);
   return verdict;
 }
 

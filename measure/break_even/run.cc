@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "measure/disk/medium.h"
 #include "measure/disk/memory_left.h"
 #include "measure/disk/scratch.h"
 #include "measure/page/text.h"
 #include "measure/timing/gemm_rate.h"
-#include "measure/timing/machine.h"
+#include "measure/timing/other_work.h"
 #include "runtime/store/local_store.h"
 
 namespace prefixd::bench {
@@ -16,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kHost = "rows in host memory";
-constexpr const char* kSsd = "rows on the SSD";
 
 // Says why steps cannot be computed on a CUDA device here; empty: they can.
 std::string WhyNoCuda(const fs::path& dir) {
@@ -33,10 +33,10 @@ std::string WhyNoCuda(const fs::path& dir) {
 }
 
 struct Costs {
-  double storing = 0, stepping = 0;  // seconds for a token and layer; stepping for one step, too
-  double bytes_per_row_byte = 1;     // of what is stored
-  double Seconds(double tokens, double layers, double steps) const {
-    return tokens * layers * (storing + stepping * (steps + 2));
+  LengthSeconds tried;            // for a token and layer
+  double bytes_per_row_byte = 1;  // of what is stored
+  double Seconds(double tokens, double layers, uint32_t steps) const {
+    return tokens * layers * tried.Total(steps);
   }
 };
 
@@ -49,6 +49,8 @@ class Planner {
     PREFIXD_ASSIGN(plan_.model, ModelShapeOf(o_.model));
     plan_.prefill_rate = o_.prefill_rate;
     plan_.quick = o_.quick;
+    plan_.medium = MediumOf(dir_);
+    for (const std::string& note : plan_.model.notes) plan_.skipped.push_back(note);
     if (o_.layers > plan_.model.n_layers) {
       return Error{Code::kInvalidArgument, plan_.model.name + " has " +
                                                std::to_string(plan_.model.n_layers) +
@@ -77,11 +79,12 @@ class Planner {
 
  private:
   void FindTiers() {
-    tiers_ = {{kHost, true, "cpu"}, {kSsd, false, "cpu"}};
+    const std::string files = plan_.medium.rows();
+    tiers_ = {{kHost, true, "cpu"}, {files, false, "cpu"}};
     const std::string why = WhyNoCuda(dir_ / "cuda");
     if (why.empty()) {
       tiers_.push_back({std::string(kHost) + ", steps on CUDA", true, "cuda"});
-      tiers_.push_back({std::string(kSsd) + ", steps on CUDA", false, "cuda"});
+      tiers_.push_back({files + ", steps on CUDA", false, "cuda"});
     } else {
       plan_.skipped.push_back("steps on a CUDA device: " + why);
     }
@@ -94,6 +97,7 @@ class Planner {
     spec.layers = layers;
     spec.steps = steps;
     spec.selector = o_.selector;
+    spec.restores = o_.quick ? 1 : 3;
     spec.stored_features = !o_.quick;
     spec.tiers = tiers_;
     spec.dir = dir_ / name;
@@ -107,7 +111,7 @@ class Planner {
     LengthSeconds seconds;
     PREFIXD_ASSIGN(const LengthOutcome tried, MeasureLength(spec, &seconds));
     const double rows = double(plan_.model.Geometry(1).token_bytes()) * tokens;
-    costs_ = {seconds.storing / tokens, seconds.stepping / tokens / 3,
+    costs_ = {{seconds.storing / tokens, seconds.once / tokens, seconds.step / tokens},
               tried.stored_bytes / rows + (o_.quick ? 0 : 0.3)};
     return {};
   }
@@ -198,8 +202,10 @@ Result<BreakEvenPlan> PlanBreakEven(const BreakEvenOptions& options, const fs::p
 }
 
 Result<BreakEvenOutcome> MeasureBreakEven(const BreakEvenPlan& plan, const Progress& progress) {
+  const OtherWork others;
   BreakEvenOutcome outcome;
   outcome.model = plan.model;
+  outcome.medium = plan.medium;
   outcome.skipped = plan.skipped;
   outcome.prefill_tokens_per_second = plan.prefill_rate;
   outcome.steps = plan.lengths.front().steps;
@@ -209,9 +215,22 @@ Result<BreakEvenOutcome> MeasureBreakEven(const BreakEvenPlan& plan, const Progr
     spec.progress = [&](const std::string& what) {
       if (progress) progress(Tokens(spec.tokens) + ": " + what);
     };
-    PREFIXD_ASSIGN(LengthOutcome length, MeasureLength(spec, nullptr));
-    outcome.lengths.push_back(std::move(length));
+    auto length = MeasureLength(spec, nullptr);
+    if (!length.ok()) {
+      outcome.skipped.push_back(Tokens(spec.tokens) + ": " + length.error().message);
+      std::error_code ec;
+      fs::remove_all(spec.dir, ec);
+      continue;
+    }
+    for (const std::string& what : length->skipped) {
+      outcome.skipped.push_back(Tokens(spec.tokens) + ", " + what);
+    }
+    outcome.lengths.push_back(*std::move(length));
   }
+  if (outcome.lengths.empty()) {
+    return Error{Code::kUnavailable, "nothing could be measured: " + Join(outcome.skipped, "; ")};
+  }
+  outcome.other_work = others.Share();
   return outcome;
 }
 

@@ -32,6 +32,7 @@ struct BreakEvenPlan {
   std::vector<std::string> skipped;
   double prefill_rate = 0;
   bool quick = false;
+  Medium medium;
   Plan plan;
 };
 
@@ -41,6 +42,7 @@ using Progress = std::function<void(const std::string&)>;
 // that contradict each other. kResourceExhausted: nothing fits.
 Result<BreakEvenPlan> PlanBreakEven(const BreakEvenOptions& options,
                                     const std::filesystem::path& dir, const Progress& progress);
+// A length that cannot be measured is left out, and named with the reason; an error when none can.
 Result<BreakEvenOutcome> MeasureBreakEven(const BreakEvenPlan& plan, const Progress& progress);
 
 // report.cc: tables and verdict; page.cc: the page; and all of it together.

@@ -3,7 +3,7 @@
 
 #include "measure/capacity/run.h"
 #include "measure/page/text.h"
-#include "measure/timing/machine.h"
+#include "measure/timing/other_work.h"
 
 namespace prefixd::bench {
 namespace {
@@ -30,7 +30,8 @@ TextTable HoldsTable(const CapacityOutcome& o) {
 }
 
 TextTable CostTable(const CapacityOutcome& o) {
-  TextTable rows = {{"tokens", "computed in", "durable in", "work behind it", "restored, SSD",
+  const char* restored = o.what.medium.disk ? "restored, SSD" : "restored, page cache";
+  TextTable rows = {{"tokens", "computed in", "durable in", "work behind it", restored,
                      "restored, memory", "pays from hits", "with the work behind it"}};
   for (const double n : kLengths) {
     rows.push_back({Thousands(n), Seconds(o.PrefillSeconds(n)), Seconds(o.PutSeconds(n)),
@@ -77,6 +78,7 @@ std::string PaysWhen(double reuse) {
 
 std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
   std::vector<std::string> verdict;
+  if (!o.what.medium.disk) verdict.push_back(o.what.medium.sentence);
   constexpr double n = 16384;
   const double disk = n * o.token_bytes_on_disk(), memory = n * double(o.what.model.token_bytes());
   verdict.push_back(GigaBytes(o.what.disk_bytes) + " of disk hold " +
@@ -132,6 +134,8 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
                       Flops(o.gemm_flops) +
                       "); --prefill-rate takes what your engine does, and changes all of it.");
   }
+  const std::string disturbed = DisturbedBy(o.other_work);
+  if (!disturbed.empty()) verdict.push_back(disturbed);
   return verdict;
 }
 
@@ -166,13 +170,14 @@ Plot TimesPlot(const CapacityOutcome& o) {
   plot.x = {"tokens", kLengths[0], kLengths[std::size(kLengths) - 1], true};
   plot.y = {"seconds", 1e300, 0, true};
   using Of = double (CapacityOutcome::*)(double) const;
-  static constexpr std::tuple<const char*, Of, int, const char*> kLines[] = {
+  const std::string restoring = "restoring it from " + o.what.medium.place;
+  const std::tuple<std::string, Of, int, const char*> lines[] = {
       {"computing it", &CapacityOutcome::PrefillSeconds, 4, ""},
       {"storing it, until it is durable", &CapacityOutcome::PutSeconds, 1, "9 4"},
       {"storing it, with what is made behind it", &CapacityOutcome::StoreSeconds, 3, "2 4"},
-      {"restoring it from the SSD", &CapacityOutcome::SsdSeconds, 0, ""},
+      {restoring, &CapacityOutcome::SsdSeconds, 0, ""},
       {"restoring it from host memory", &CapacityOutcome::HostSeconds, 2, "5 4"}};
-  for (const auto& [name, seconds, colour, dash] : kLines) {
+  for (const auto& [name, seconds, colour, dash] : lines) {
     Series s{name, {}, colour, dash, true};
     for (const double n : kLengths) {
       const double y = (o.*seconds)(n);
@@ -232,6 +237,9 @@ json CapacityFigures(const CapacityOutcome& o) {
               {"row_bytes_per_token", what.model.token_bytes()},
               {"stored_per_row_byte", o.stored_per_row_byte},
               {"disk_bytes", what.disk_bytes},
+              {"on_disk", what.medium.disk},
+              {"other_work_share", o.other_work},
+              {"skipped", what.skipped},
               {"memory_bytes", what.memory_bytes},
               {"layers_measured", what.layers},
               {"put_bytes_per_second", o.put_rate},

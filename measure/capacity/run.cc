@@ -13,6 +13,7 @@
 #include "measure/page/text.h"
 #include "measure/prompts/bench_prompt.h"
 #include "measure/timing/gemm_rate.h"
+#include "measure/timing/other_work.h"
 #include "runtime/store/local_store.h"
 
 namespace prefixd::bench {
@@ -124,6 +125,8 @@ Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const fs::path
   plan.options = options;
   plan.dir = dir;
   PREFIXD_ASSIGN(plan.model, ModelShapeOf(options.model));
+  plan.skipped = plan.model.notes;
+  plan.medium = MediumOf(dir);
   if (options.log_file.empty()) {
     ZipfSpec zipf = options.zipf;
     if (options.quick) zipf.requests = std::min(zipf.requests, 2000u);
@@ -165,6 +168,7 @@ Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const fs::path
 
 Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
                                         const CapacityProgress& progress) {
+  const OtherWork others;
   CapacityOutcome out;
   out.what = plan;
   {
@@ -176,6 +180,9 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
     speed.fio = false;
     speed.progress = progress;
     PREFIXD_ASSIGN(const SpeedReport measured, MeasureSpeed(prompt, speed));
+    if (!measured.skipped.empty()) {  // all three are needed
+      return Error{Code::kUnavailable, "cannot measure this disk: " + Join(measured.skipped, "; ")};
+    }
     out.put_rate = measured.lines.at("put").ours.median;
     out.ssd_rate = measured.lines.at("restore").ours.median;
     out.host_rate = measured.lines.at("host").ours.median;
@@ -202,6 +209,7 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
     const double bytes = all * std::pow(1000, double(i) / (points - 1) - 1);
     out.curve.push_back(ReplayAll(plan.log, bytes, on_disk));
   }
+  out.other_work = others.Share();
   return out;
 }
 

@@ -14,6 +14,7 @@
 
 #include "measure/capacity/cache_model.h"
 #include "measure/capacity/request_log.h"
+#include "measure/disk/medium.h"
 #include "measure/models/model_shape.h"
 #include "measure/page/report.h"
 
@@ -38,6 +39,7 @@ struct CapacityPlan {
   double disk_bytes = 0, memory_bytes = 0;
   uint32_t layers = 0, tokens = 0;   // of the prompt that is measured
   std::vector<std::string> skipped;  // what is not as the model has it
+  Medium medium;
   Plan plan;
 };
 
@@ -55,6 +57,7 @@ struct CapacityOutcome {
   // rows are reclustered.
   double ingest_seconds_per_byte = 0, recluster_seconds_per_byte = 0;
   double gemm_flops = 0;  // where no prefill rate is given
+  double other_work = 0;  // of the machine, while it was measured
   CacheHits endless, disk, memory;
   std::vector<CapacityPoint> curve;  // ascending
 

@@ -126,4 +126,25 @@ Result<FioFigure> RunFio(const FioJob& job) {
   return figure;
 }
 
+Status TryFio(const std::filesystem::path& dir) {
+  FioJob job;
+  job.file = dir / "fio-tried";
+  job.bytes = job.block_bytes;
+  Status tried;
+  // The store's interface decides which engine measures: either will do here.
+  for (const char* engine : {"io_uring", "libaio"}) {
+    job.engine = engine;
+    for (const char* pattern : {"write", "read"}) {
+      job.pattern = pattern;
+      const auto figure = RunFio(job);
+      tried = figure.ok() ? Status() : Status(figure.error());
+      if (!tried.ok()) break;
+    }
+    if (tried.ok()) break;
+  }
+  std::error_code ec;
+  std::filesystem::remove(job.file, ec);
+  return tried;
+}
+
 }  // namespace prefixd::bench

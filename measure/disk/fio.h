@@ -30,6 +30,10 @@ struct FioFigure {
 // does not start or ends with an error.
 Result<FioFigure> RunFio(const FioJob& job);
 
+// Tries fio below `dir` as measurements use it, with a file of one block. kUnavailable: why it
+// cannot be used here.
+Status TryFio(const std::filesystem::path& dir);
+
 // Returns "fio-3.33", for example; kNotFound, with the sentence that says how to get fio, when
 // there is none.
 Result<std::string> FioVersion();

@@ -1,13 +1,14 @@
 #include "measure/disk/storage_speed.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
-#include <numeric>
-#include <random>
+#include <optional>
 #include <thread>
 
 #include "measure/disk/fio.h"
+#include "measure/disk/prompt_rows.h"
 #include "measure/timing/timed.h"
 #include "runtime/work/thread_pool.h"
 #include "storage/io/file.h"
@@ -37,35 +38,23 @@ class SpeedBench {
     SpeedReport report;
     report.threads = pool_.threads();
     PREFIXD_TRY(FindBackend(report));
+    std::optional<Error> failed;
     for (const std::string& part : options_.parts) {
       if (options_.progress) options_.progress(part);
-      if (part == "put") {
-        PREFIXD_ASSIGN(report.lines[part], MeasurePut());
-        if (options_.fio) {
-          PREFIXD_ASSIGN(report.source_read, MeasureSource());
-        }
-      } else if (part == "segment") {
-        PREFIXD_ASSIGN(report.lines[part], MeasureSegmentPut());
-      } else if (part == "restore") {
-        PREFIXD_TRY(OpenStored(0));
-        PREFIXD_ASSIGN(report.lines[part], MeasureRestore());
-      } else if (part == "rows") {
-        PREFIXD_TRY(OpenStored(0));
-        PREFIXD_ASSIGN(report.lines[part], MeasureRows());
-      } else if (part == "host") {
-        PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
-        PREFIXD_ASSIGN(report.lines[part], MeasureHost("full restore, host tier"));
-      } else if (part == "host_rows") {
-        PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
-        PREFIXD_ASSIGN(report.lines[part], MeasureHostRows());
-      } else if (part == "reclustered") {
-        PREFIXD_TRY(OpenStored(prompt_.row_bytes() / 4 * 5));
-        PREFIXD_TRY(Recluster());
-        PREFIXD_ASSIGN(report.lines[part], MeasureHost("the same, rows reclustered"));
-        prefix_.reset();
-        PREFIXD_TRY(RemoveStored());
+      auto line = MeasurePart(part);
+      if (line.ok()) {
+        report.lines[part] = *std::move(line);
+      } else {
+        failed = line.error();
+        report.skipped.push_back(part + ": " + failed->message);
       }
     }
+    if (report.lines.empty() && failed) return *failed;
+    if (options_.source && report.lines.contains("put")) {
+      PREFIXD_ASSIGN(report.source_read, MeasureSource());
+    }
+    report.row_amplification = row_amplification_;
+    report.skipped.insert(report.skipped.end(), without_floor_.begin(), without_floor_.end());
     prefix_.reset();
     store_.reset();
     std::error_code ec;
@@ -75,6 +64,36 @@ class SpeedBench {
   }
 
  private:
+  Result<Paired> MeasurePart(const std::string& part) {
+    if (part == "put") return MeasurePut();
+    if (part == "segment") return MeasureSegmentPut();
+    const bool host = part.find("host") != std::string::npos || part == "reclustered";
+    PREFIXD_TRY(OpenStored(host ? prompt_.row_bytes() / 4 * 5 : 0));
+    if (part == "restore") return MeasureRestore();
+    if (part == "rows") return MeasureRows("random rows, cold", &row_amplification_);
+    if (part == "host") return MeasureHost("full restore, host tier");
+    if (part == "host_rows") return MeasureHostRows("random rows, host tier");
+    PREFIXD_TRY(Recluster());
+    if (part == "reclustered") return MeasureHost("the same, rows reclustered");
+    if (part == "reclustered_rows") return MeasureRows("random rows, cold, reclustered", nullptr);
+    if (part == "reclustered_host_rows") return MeasureHostRows("random rows, host, reclustered");
+    return Error{Code::kInvalidArgument, "there is no such part"};
+  }
+
+  // In turns with the floor; where that fails, alone.
+  Result<Paired> Pairs(const Paired& what, const Measurement& ours, const Measurement& floor) {
+    std::optional<Error> failed;
+    const Measurement noted = [&]() -> Result<Sample> {
+      auto sample = floor();
+      if (!sample.ok()) failed = sample.error();
+      return sample;
+    };
+    auto paired = MeasurePairs(what, options_.pairs, ours, floor ? noted : nullptr);
+    if (paired.ok() || !failed) return paired;
+    without_floor_.push_back(what.floor_name + " beside " + what.name + ": " + failed->message);
+    return MeasurePairs(what, options_.pairs, ours, nullptr);
+  }
+
   std::filesystem::path StoreDir() const { return options_.dir / "store"; }
 
   // fio uses the store's I/O interface, where it can.
@@ -119,8 +138,8 @@ class SpeedBench {
     PREFIXD_ASSIGN(const auto store, LocalStore::Open(runtime));
     PREFIXD_TRY(store->RegisterModel(BenchModel(prompt_.geometry)));
     std::string prefix;
-    return MeasurePairs(
-        {"durable put", "MB/s", "fio write", 1e6}, options_.pairs,
+    return Pairs(
+        {"durable put", "MB/s", "fio write", 1e6},
         [&]() -> Result<Sample> {
           const auto bytes = double(prompt_.row_bytes());
           PREFIXD_ASSIGN(const Sample sample, Timed(bytes, bytes, [&]() -> Status {
@@ -144,21 +163,8 @@ class SpeedBench {
     std::vector<double> rates;
     for (uint32_t i = 0; i < std::max(3u, options_.pairs / 2); ++i) {
       PREFIXD_TRY(FioWrite());
-      uint64_t sum = 0;
-      const auto begun = std::chrono::steady_clock::now();
-      for (const auto* part : {&prompt_.k, &prompt_.v}) {
-        for (const storage::AlignedBuffer& bytes : *part) {
-          for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
-            uint64_t word;
-            std::memcpy(&word, bytes.data() + at, sizeof(word));
-            sum += word;
-          }
-        }
-      }
-      const double seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+      PREFIXD_ASSIGN(const double seconds, ReadOnce(prompt_));
       rates.push_back(double(prompt_.row_bytes()) / seconds);
-      if (sum == 0) return Error{Code::kInternal, "the synthetic prompt is all zero"};
     }
     return Summarise(std::move(rates));
   }
@@ -167,35 +173,15 @@ class SpeedBench {
   Result<Paired> MeasureSegmentPut() {
     PREFIXD_TRY(OpenStore(0));
     PREFIXD_TRY(RemoveStored());
-    const auto rows = InterleavedRows();
-    return MeasurePairs(
-        {"put of a segment", "MB/s", "fio write", 1e6}, options_.pairs,
+    const auto rows = InterleavedRows(prompt_);
+    return Pairs(
+        {"put of a segment", "MB/s", "fio write", 1e6},
         [&]() -> Result<Sample> {
           PREFIXD_TRY(RemoveStored());
           const auto bytes = double(prompt_.row_bytes());
           return Timed(bytes, bytes, [&] { return PutSegment(rows); });
         },
         Floor([&] { return FioWrite(); }));
-  }
-
-  std::vector<std::vector<std::byte>> InterleavedRows() const {
-    const KvGeometry& g = prompt_.geometry;
-    const RowShape row = g.row(0);
-    const size_t n = prompt_.tokens.size();
-    std::vector<std::vector<std::byte>> rows(g.n_layers);
-    for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
-      rows[layer].resize(n * g.n_kv_heads * row.bytes());
-      std::byte* out = rows[layer].data();
-      for (size_t h = 0; h < g.n_kv_heads; ++h) {
-        for (size_t t = 0; t < n; ++t, out += row.bytes()) {
-          const size_t at = t * g.n_kv_heads + h;
-          std::memcpy(out, prompt_.k[layer].data() + at * row.key_bytes(), row.key_bytes());
-          std::memcpy(out + row.key_bytes(), prompt_.v[layer].data() + at * row.value_bytes(),
-                      row.value_bytes());
-        }
-      }
-    }
-    return rows;
   }
 
   Status PutSegment(const std::vector<std::vector<std::byte>>& rows) {
@@ -210,7 +196,7 @@ class SpeedBench {
 
   Status RemoveStored() {
     if (!stored_) return {};
-    stored_ = false;
+    stored_ = reclustered_ = false;
     return store_->Remove(id_);
   }
 
@@ -235,27 +221,17 @@ class SpeedBench {
   // Stores and opens the prompt; its rows are in no memory of this process.
   Status OpenStored(uint64_t host_bytes) {
     PREFIXD_TRY(OpenStore(host_bytes));
-    if (!stored_) PREFIXD_TRY(PutSegment(InterleavedRows()));
+    if (!stored_) PREFIXD_TRY(PutSegment(InterleavedRows(prompt_)));
     PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
     return {};
   }
 
-  // Rewrites the stored rows in an order that is independent of the tokens' order.
+  // Rewrites the stored rows, once, in an order that is independent of the tokens' order.
   Status Recluster() {
-    storage::ReclusterOptions recluster;
-    recluster.chunk_tokens = 16384;  // like a daemon
-    const size_t row_bytes = prompt_.geometry.row(0).bytes();
-    recluster.order = [row_bytes](
-                          uint32_t layer, uint32_t head, uint32_t chunk,
-                          std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
-      std::vector<uint32_t> order(rows.size() / row_bytes);
-      std::iota(order.begin(), order.end(), 0);
-      std::mt19937_64 rng((uint64_t{layer} << 40) + (uint64_t{head} << 20) + chunk);
-      std::shuffle(order.begin(), order.end(), rng);
-      return order;
-    };
+    if (reclustered_) return {};
     prefix_.reset();
-    PREFIXD_TRY(store_->Recluster(id_, recluster));
+    PREFIXD_TRY(store_->Recluster(id_, AnyOrder(prompt_)));
+    reclustered_ = true;
     PREFIXD_ASSIGN(prefix_, store_->OpenPrefix(id_, 0));
     return {};
   }
@@ -288,38 +264,18 @@ class SpeedBench {
     FioJob job = ReadJob("read");
     job.block_bytes = kReadBytes;
     job.depth = kInflightBytes / kReadBytes;
-    return MeasurePairs(
-        {"full restore, cold", "MB/s", "fio read", 1e6}, options_.pairs,
+    return Pairs(
+        {"full restore, cold", "MB/s", "fio read", 1e6},
         [&] { return Timed(bytes, bytes, [&] { return Restore(); }); },
         Floor([&] { return Fio(job, false); }));
   }
 
-  // Rows of all heads of all layers in the order of a step, each in a page of its own and no two
-  // pages near.
-  std::vector<std::vector<uint32_t>> SparseRows(size_t* count) const {
-    const KvGeometry& g = prompt_.geometry;
-    const auto per_page =
-        static_cast<uint32_t>(std::max<size_t>(1, storage::kPageBytes / g.row(0).bytes()));
-    const auto pages = static_cast<uint32_t>(prompt_.tokens.size() / per_page);
-    constexpr uint32_t kStride = 6;  // leaves at least three pages between
-    std::mt19937_64 rng(3);
-    std::vector<std::vector<uint32_t>> ids(size_t{g.n_layers} * g.n_kv_heads);
-    for (auto& of_head : ids) {
-      for (uint32_t p = 0; p + kStride <= pages; p += kStride) {
-        of_head.push_back((p + static_cast<uint32_t>(rng() % 3)) * per_page +
-                          static_cast<uint32_t>(rng() % per_page));
-      }
-      *count += of_head.size();
-    }
-    return ids;
-  }
-
   // Reads the same rows from the host tier, beside memcpy of as many rows from as many places.
-  Result<Paired> MeasureHostRows() {
+  Result<Paired> MeasureHostRows(const char* name) {
     const KvGeometry& g = prompt_.geometry;
     const size_t row = g.row(0).bytes();
     size_t reads = 0;
-    const auto ids = SparseRows(&reads);
+    const auto ids = SparseRows(prompt_, 3, &reads);
     PREFIXD_TRY(Restore());  // fills the tier
     storage::AlignedBuffer source(prompt_.row_bytes());
     std::memset(source.data(), 1, source.size());
@@ -346,34 +302,48 @@ class SpeedBench {
       });
     };
     const auto bytes = double(reads) * double(row);
-    return MeasurePairs(
-        {"random rows, host tier", "k/s", "memcpy", 1e3}, options_.pairs,
-        [&] { return Timed(double(reads), bytes, ours); },
+    return Pairs(
+        {name, "k/s", "memcpy", 1e3}, [&] { return Timed(double(reads), bytes, ours); },
         [&] { return Timed(double(reads), bytes, copy); });
   }
 
   // Reads single rows, each in a page of its own and no two pages near, so that every row costs one
-  // read. They cover all heads of all layers, in the order of a step.
-  Result<Paired> MeasureRows() {
+  // read where rows lie as written. They cover all heads of all layers, in the order of a step, and
+  // are others in each pair, as fio's are: no disk has them in a cache of its own.
+  Result<Paired> MeasureRows(const char* name, double* amplification) {
     const KvGeometry& g = prompt_.geometry;
+    const size_t row = g.row(0).bytes();
+    uint64_t seed = 3;
     size_t reads = 0;
-    const auto ids = SparseRows(&reads);
+    auto ids = SparseRows(prompt_, seed, &reads);
     FioJob job = ReadJob("randread");
     job.block_bytes = storage::kPageBytes;
     job.total_bytes = reads * storage::kPageBytes;
     job.depth = kRowDepth;
+    std::atomic<uint64_t> from_disk{0}, wanted{0};
     const auto read_all = [&] {
-      return pool_.ParallelFor(ids.size(), [&](size_t head) {
-        std::vector<std::byte> out(ids[head].size() * g.row(0).bytes());
-        return prefix_->ReadRows(static_cast<uint32_t>(head / g.n_kv_heads),
-                                 static_cast<uint32_t>(head % g.n_kv_heads), ids[head], out,
-                                 nullptr);
+      return pool_.ParallelFor(ids.size(), [&](size_t head) -> Status {
+        std::vector<std::byte> out(ids[head].size() * row);
+        storage::ReadStats stats;
+        PREFIXD_TRY(prefix_->ReadRows(static_cast<uint32_t>(head / g.n_kv_heads),
+                                      static_cast<uint32_t>(head % g.n_kv_heads), ids[head], out,
+                                      &stats));
+        from_disk += stats.bytes[static_cast<size_t>(Tier::kSsd)];
+        wanted += out.size();
+        return {};
       });
     };
-    return MeasurePairs(
-        {"random rows, cold", "k/s", "fio randread", 1e3}, options_.pairs,
-        [&] { return Timed(double(reads), double(job.total_bytes), read_all); },
+    auto paired = Pairs(
+        {name, "k/s", "fio randread", 1e3},
+        [&] {
+          ids = SparseRows(prompt_, ++seed, &reads);
+          return Timed(double(reads), double(job.total_bytes), read_all);
+        },
         Floor([&] { return Fio(job, true); }));
+    if (amplification != nullptr && wanted > 0) {
+      *amplification = double(from_disk) / double(wanted);
+    }
+    return paired;
   }
 
   // Measures the same restore from pages in the host tier, against memcpy of as many bytes to the
@@ -394,8 +364,8 @@ class SpeedBench {
       }
       return {};
     };
-    PREFIXD_ASSIGN(Paired host, MeasurePairs(
-                                    {name, "MB/s", "memcpy", 1e6}, options_.pairs,
+    PREFIXD_ASSIGN(Paired host, Pairs(
+                                    {name, "MB/s", "memcpy", 1e6},
                                     [&] { return Timed(bytes, bytes, [&] { return Restore(); }); },
                                     [&] { return Timed(bytes, bytes, copy); }));
     const auto stats = store_->stats();
@@ -414,7 +384,9 @@ class SpeedBench {
   std::string fio_engine_;
   std::unique_ptr<PrefixStore> store_;
   storage::SegmentId id_;
-  bool stored_ = false;
+  bool stored_ = false, reclustered_ = false;
+  double row_amplification_ = 0;
+  std::vector<std::string> without_floor_;
   std::shared_ptr<const StoredPrefix> prefix_;
 };
 

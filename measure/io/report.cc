@@ -3,7 +3,7 @@
 #include "measure/io/run.h"
 #include "measure/page/text.h"
 #include "measure/timing/json_file.h"
-#include "measure/timing/machine.h"
+#include "measure/timing/other_work.h"
 
 namespace prefixd::bench {
 namespace {
@@ -12,20 +12,29 @@ using nlohmann::json;
 
 struct Part {
   const char *name, *what, *ratio;
-  double held_to;         // of the floor; 0: reported only
-  const char* full_name;  // outside the table
+  double held_to;  // of the floor; 0: reported only
 };
 
 constexpr Part kParts[] = {
-    {"put", "durable put", "put_vs_fio", 0.9, "durable put"},
-    {"restore", "restore from the SSD", "restore_vs_fio", 0.9, "restore from the SSD"},
-    {"rows", "single rows from the SSD", "row_iops_vs_fio", 0.9, "single rows from the SSD"},
-    {"host", "restore from host memory", "host_vs_memcpy", 0.85, "restore from host memory"},
-    {"reclustered", "the same, rows reclustered", "host_reclustered_vs_memcpy", 0,
-     "restore of reclustered rows from host memory"},
-    {"host_rows", "single rows from host memory", "host_rows_vs_memcpy", 0,
-     "single rows from host memory"},
+    {"put", "durable put", "put_vs_fio", 0.9},
+    {"restore", "restore from @", "restore_vs_fio", 0.9},
+    {"rows", "single rows from @", "row_iops_vs_fio", 0.9},
+    {"reclustered_rows", "single reclustered rows from @", "reclustered_row_iops_vs_fio", 0},
+    {"host", "restore from host memory", "host_vs_memcpy", 0.85},
+    {"reclustered", "restore of reclustered rows from host memory", "host_reclustered_vs_memcpy",
+     0},
+    {"host_rows", "single rows from host memory", "host_rows_vs_memcpy", 0},
+    {"reclustered_host_rows", "single reclustered rows from host memory",
+     "host_reclustered_rows_vs_memcpy", 0},
 };
+
+// The part in words; @ is where rows in files lie.
+std::string Named(const Part& part, const IoOutcome& outcome) {
+  std::string name = part.what;
+  const size_t at = name.find('@');
+  if (at != std::string::npos) name.replace(at, 1, outcome.what.medium.place);
+  return name;
+}
 
 const Paired* Line(const IoOutcome& outcome, const char* part) {
   const auto at = outcome.speed.lines.find(part);
@@ -44,7 +53,7 @@ TextTable SpeedTable(const IoOutcome& outcome) {
     const Paired* p = Line(outcome, part.name);
     if (p == nullptr) continue;
     const bool floor = p->floor.median > 0;
-    rows.push_back({part.what, Rate(p->ours, *p), floor ? p->floor_name : "none",
+    rows.push_back({Named(part, outcome), Rate(p->ours, *p), floor ? p->floor_name : "none",
                     floor ? Rate(p->floor, *p) : "-",
                     floor ? Fixed(p->ratio.median, 2) + " [" + Fixed(p->ratio.low, 2) + ", " +
                                 Fixed(p->ratio.high, 2) + "]"
@@ -65,47 +74,52 @@ TextTable AttachTable(const AttachReport& a) {
           {"second step", Fixed(a.cold_next_step_ms, 1) + " ms", MsWithSpread(a.next_step_ms)}};
 }
 
-double PageAmplification(const IoOutcome& outcome) {
-  return 4096.0 / double(outcome.what.model.Geometry(1).row(0).bytes());
-}
+// From the layers of the attached prompt to all.
+double LayerScale(const IoPlan& what) { return double(what.model.n_layers) / what.attach_layers; }
 
-double StepAmplification(const IoOutcome& outcome) {
-  const AttachReport& a = outcome.attach;
+double StepAmplification(const AttachReport& a) {
   return a.cold_step_row_bytes > 0 ? a.cold_step_bytes / a.cold_step_row_bytes : 0;
 }
 
 TextTable AmplificationTable(const IoOutcome& outcome) {
-  return {{"bytes moved over bytes wanted", "times"},
-          {"disk space of a prompt with summaries and indexes, over its rows",
-           Fixed(outcome.stored_per_row_byte, 2)},
-          {"single rows, one in a page", Fixed(std::max(1.0, PageAmplification(outcome)), 2)},
-          {"first completed step of a store just opened", Fixed(StepAmplification(outcome), 2)}};
+  TextTable rows = {{"bytes moved over bytes wanted", "times"}};
+  const auto row = [&](const char* what, double times) {
+    if (times > 0) rows.push_back({what, Fixed(times, 2)});
+  };
+  row("disk space of a prompt with summaries and indexes, over its rows",
+      outcome.stored_per_row_byte);
+  row("single rows, as read", outcome.speed.row_amplification);
+  if (outcome.attach) {
+    row("first completed step of a store just opened", StepAmplification(*outcome.attach));
+  }
+  return rows;
 }
 
 std::vector<std::string> IoVerdict(const IoOutcome& outcome) {
   std::vector<std::string> verdict;
   const IoPlan& what = outcome.what;
+  if (!what.medium.disk) verdict.push_back(what.medium.sentence);
   const double all = double(what.model.token_bytes()) * what.tokens;
   const Paired *put = Line(outcome, "put"), *restore = Line(outcome, "restore"),
                *host = Line(outcome, "host");
   if (put != nullptr && restore != nullptr && host != nullptr) {
     verdict.push_back("A prompt of " + Tokens(what.tokens) + " of " + what.model.name + " (" +
                       GigaBytes(all) + ") is stored durably in " + Seconds(all / put->ours.median) +
-                      ", and restored in " + Seconds(all / restore->ours.median) +
-                      " from this disk and in " + Seconds(all / host->ours.median) +
-                      " from host memory.");
+                      ", and restored in " + Seconds(all / restore->ours.median) + " from " +
+                      (what.medium.disk ? "this disk" : what.medium.place) + " and in " +
+                      Seconds(all / host->ours.median) + " from host memory.");
   }
   std::vector<std::string> reached, missed, others;
   for (const Part& part : kParts) {
     const Paired* p = Line(outcome, part.name);
     if (p == nullptr || p->floor.median <= 0) continue;
     if (part.held_to <= 0) {
-      others.push_back(std::string(part.full_name) + " (" + Fixed(p->ratio.median, 3) + " of " +
+      others.push_back(Named(part, outcome) + " (" + Fixed(p->ratio.median, 3) + " of " +
                        p->floor_name + ")");
       continue;
     }
     (p->ratio.median >= part.held_to ? reached : missed)
-        .push_back(std::string(part.what) + " (" + Fixed(p->ratio.median, 3) + " of " +
+        .push_back(Named(part, outcome) + " (" + Fixed(p->ratio.median, 3) + " of " +
                    p->floor_name + ", held to " + Fixed(part.held_to, 2) + ")");
   }
   if (!reached.empty()) {
@@ -115,22 +129,22 @@ std::vector<std::string> IoVerdict(const IoOutcome& outcome) {
     verdict.push_back("Slower than the machine allows: " + Join(missed, ", ") + ".");
   }
   if (!others.empty()) verdict.push_back("Held to nothing: " + Join(others, ", ") + ".");
-  verdict.push_back("Attaching to it takes " + Seconds(outcome.attach.warm_attach_ms.median / 1e3) +
-                    " where it was served before, and " +
-                    Seconds(outcome.attach.cold_attach_ms / 1e3) + " in a store just opened (" +
-                    std::to_string(what.attach_layers) + " of " +
-                    std::to_string(what.model.n_layers) + " layers).");
-  if (LoadPerCore() > 1.5) {
+  if (outcome.attach) {
+    const double scale = LayerScale(what) / 1e3;
     verdict.push_back(
-        "Other work disturbed this run: take its ratios as rough, and measure again on a quiet "
-        "machine.");
+        "Attaching to it takes " + Seconds(outcome.attach->warm_attach_ms.median * scale) +
+        " where it was served before, and " + Seconds(outcome.attach->cold_attach_ms * scale) +
+        " in a store just opened (measured with " + std::to_string(what.attach_layers) + " of " +
+        std::to_string(what.model.n_layers) + " layers and scaled to all).");
   }
+  const std::string disturbed = DisturbedBy(outcome.other_work);
+  if (!disturbed.empty()) verdict.push_back(disturbed);
   return verdict;
 }
 
-json PairJson(const Part& part, const Paired& p) {
+json PairJson(const Part& part, const Paired& p, const IoOutcome& outcome) {
   return {{"part", part.name},
-          {"what", part.what},
+          {"what", Named(part, outcome)},
           {"unit_per_second", p.unit == "MB/s" ? "bytes" : "rows"},
           {"ours_per_second", p.ours},
           {"floor", p.floor.median > 0 ? json(p.floor_name) : json()},
@@ -142,7 +156,6 @@ json PairJson(const Part& part, const Paired& p) {
 
 json IoFigures(const IoOutcome& outcome) {
   const IoPlan& what = outcome.what;
-  const AttachReport& a = outcome.attach;
   json out = {{"benchmark", "io"},
               {"model", what.model.name},
               {"tokens", what.tokens},
@@ -154,14 +167,22 @@ json IoFigures(const IoOutcome& outcome) {
               {"threads", outcome.speed.threads},
               {"speed", json::array()},
               {"ratios", json::object()},
-              {"skipped", what.skipped}};
+              {"on_disk", what.medium.disk},
+              {"other_work_share", outcome.other_work},
+              {"skipped", outcome.skipped}};
   for (const Part& part : kParts) {
     const Paired* p = Line(outcome, part.name);
     if (p == nullptr) continue;
-    out["speed"].push_back(PairJson(part, *p));
+    out["speed"].push_back(PairJson(part, *p, outcome));
     if (p->floor.median > 0) out["ratios"][part.ratio] = p->ratio.median;
   }
-  if (what.tokens == 16384) out["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median;
+  out["amplification"] = {{"single_rows", outcome.speed.row_amplification}};
+  if (!outcome.attach) return out;
+  const AttachReport& a = *outcome.attach;
+  if (what.tokens == 16384) {
+    out["ratios"]["attach_ms_16k"] = a.warm_attach_ms.median * LayerScale(what);
+    out["ratios"]["attach_ms_16k_layers_measured"] = what.attach_layers;
+  }
   out["attach"] = {{"layers", what.attach_layers},
                    {"warm_attach_ms", a.warm_attach_ms},
                    {"warm_first_step_ms", a.warm_step_ms},
@@ -170,9 +191,8 @@ json IoFigures(const IoOutcome& outcome) {
                    {"cold_first_step_ms", a.cold_step_ms},
                    {"cold_next_step_ms", a.cold_next_step_ms},
                    {"ingest_seconds", a.ingest_seconds}};
-  out["amplification"] = {{"stored", outcome.stored_per_row_byte},
-                          {"single_rows", std::max(1.0, PageAmplification(outcome))},
-                          {"cold_first_step", StepAmplification(outcome)}};
+  out["amplification"]["stored"] = outcome.stored_per_row_byte;
+  out["amplification"]["cold_first_step"] = StepAmplification(a);
   return out;
 }
 
@@ -183,13 +203,16 @@ Report IoReport(const IoOutcome& outcome,
   const IoPlan& what = outcome.what;
   Report report;
   report.verdict = IoVerdict(outcome);
-  report.skipped = what.skipped;
+  report.skipped = outcome.skipped;
   report.figures = IoFigures(outcome);
-  report.tables = {{"speed, median [quartiles]", SpeedTable(outcome)},
-                   {"until a decoder has its first token, " + std::to_string(what.attach_layers) +
-                        " of " + std::to_string(what.model.n_layers) + " layers",
-                    AttachTable(outcome.attach)},
-                   {"amplification", AmplificationTable(outcome)}};
+  report.tables = {{"speed, median [quartiles]", SpeedTable(outcome)}};
+  if (outcome.attach) {
+    report.tables.emplace_back("until a decoder has its first token, as measured with " +
+                                   std::to_string(what.attach_layers) + " of " +
+                                   std::to_string(what.model.n_layers) + " layers",
+                               AttachTable(*outcome.attach));
+  }
+  report.tables.emplace_back("amplification", AmplificationTable(outcome));
   HtmlPage page("Is the store as fast as this machine?",
                 Tokens(what.tokens) + " of " + what.model.name + ", " +
                     std::to_string(what.layers) + " of " + std::to_string(what.model.n_layers) +
@@ -199,8 +222,8 @@ Report IoReport(const IoOutcome& outcome,
   for (const Part& part : kParts) {
     const Paired* p = Line(outcome, part.name);
     if (p == nullptr || p->floor.median <= 0) continue;
-    ratios.push_back({part.what, Fixed(p->ratio.median, 2) + " of " + p->floor_name, p->ratio.low,
-                      p->ratio.median, p->ratio.high});
+    ratios.push_back({Named(part, outcome), Fixed(p->ratio.median, 2) + " of " + p->floor_name,
+                      p->ratio.low, p->ratio.median, p->ratio.high});
   }
   if (!ratios.empty()) {
     page.Bars(
@@ -212,9 +235,9 @@ Report IoReport(const IoOutcome& outcome,
   }
   page.Section("Figures");
   for (const auto& [title, table] : report.tables) page.Table(title, table);
-  if (!what.skipped.empty()) {
+  if (!report.skipped.empty()) {
     page.Section("Left out");
-    page.List(what.skipped);
+    page.List(report.skipped);
   }
   page.Section("Machine");
   page.Facts(machine);

@@ -9,6 +9,7 @@
 #include "measure/disk/try_small.h"
 #include "measure/page/text.h"
 #include "measure/prompts/bench_prompt.h"
+#include "measure/timing/other_work.h"
 
 namespace prefixd::bench {
 namespace {
@@ -28,11 +29,14 @@ Result<IoPlan> PlanIo(const IoOptions& options, const fs::path& dir, const IoPro
   }
   plan.tokens = options.tokens > 0 ? options.tokens : options.quick ? 2048 : 16384;
   plan.pairs = options.pairs > 0 ? options.pairs : options.quick ? 2 : 7;
+  plan.medium = MediumOf(dir);
+  plan.skipped = plan.model.notes;
   const auto fio = FioVersion();
-  if (fio.ok()) {
+  const Status usable = fio.ok() ? TryFio(dir) : Status(fio.error());
+  if (usable.ok()) {
     plan.fio = *fio;
   } else {
-    plan.skipped.push_back("fio beside put, restore and rows: " + fio.error().message);
+    plan.skipped.push_back("fio beside put, restore and rows: " + usable.error().message);
   }
   if (progress) progress("trying a small prompt, to know how long the rest takes");
   PREFIXD_ASSIGN(const RowSeconds costs, TrySmallPrompt(plan.model, 2048, dir));
@@ -72,11 +76,20 @@ Result<IoPlan> PlanIo(const IoOptions& options, const fs::path& dir, const IoPro
 }
 
 Result<IoOutcome> MeasureIo(const IoPlan& plan, const IoProgress& progress) {
+  const OtherWork others;
   IoOutcome out;
   out.what = plan;
+  out.skipped = plan.skipped;
   SpeedOptions speed;
   speed.dir = plan.dir;
-  speed.parts = {"put", "restore", "rows", "host", "host_rows", "reclustered"};
+  speed.parts = {"put",
+                 "restore",
+                 "rows",
+                 "host",
+                 "host_rows",
+                 "reclustered",
+                 "reclustered_rows",
+                 "reclustered_host_rows"};
   speed.pairs = plan.pairs;
   speed.fio = !plan.fio.empty();
   speed.progress = progress;
@@ -84,12 +97,19 @@ Result<IoOutcome> MeasureIo(const IoPlan& plan, const IoProgress& progress) {
     if (progress) progress("making keys and values");
     const Prompt prompt = SyntheticPrompt(plan.model.Geometry(plan.layers), plan.tokens, false);
     PREFIXD_ASSIGN(out.speed, MeasureSpeed(prompt, speed));
+    out.skipped.insert(out.skipped.end(), out.speed.skipped.begin(), out.speed.skipped.end());
   }
   if (progress) progress("attach: making summaries and indexes");
   const Prompt prompt =
       SyntheticPrompt(plan.model.Geometry(plan.attach_layers), plan.tokens, false);
-  PREFIXD_ASSIGN(out.attach, MeasureAttach(prompt, plan.dir / "attach", false, plan.pairs));
-  out.stored_per_row_byte = out.attach.stored_bytes / double(prompt.row_bytes());
+  const auto attach = MeasureAttach(prompt, plan.dir / "attach", false, plan.pairs);
+  if (attach.ok()) {
+    out.attach = *attach;
+    out.stored_per_row_byte = attach->stored_bytes / double(prompt.row_bytes());
+  } else {
+    out.skipped.push_back("attach: " + attach.error().message);
+  }
+  out.other_work = others.Share();
   return out;
 }
 

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "measure/disk/attach_time.h"
+#include "measure/disk/medium.h"
 #include "measure/disk/storage_speed.h"
 #include "measure/models/model_shape.h"
 #include "measure/page/report.h"
@@ -32,20 +34,24 @@ struct IoPlan {
   std::string fio;  // its version; empty: there is none
   std::vector<std::string> skipped;
   std::filesystem::path dir;
+  Medium medium;
   Plan plan;
 };
 
 struct IoOutcome {
   IoPlan what;
   SpeedReport speed;
-  AttachReport attach;
-  double stored_per_row_byte = 0;  // what a put leaves on the disk, over its rows
+  std::optional<AttachReport> attach;
+  double stored_per_row_byte = 0;    // what a put leaves on the disk, over its rows
+  std::vector<std::string> skipped;  // of the plan, and what failed
+  double other_work = 0;             // of the machine, while it was measured
 };
 
 using IoProgress = std::function<void(const std::string&)>;
 
 Result<IoPlan> PlanIo(const IoOptions& options, const std::filesystem::path& dir,
                       const IoProgress& progress);
+// What fails is left out, and named with the reason; an error when no part could be measured.
 Result<IoOutcome> MeasureIo(const IoPlan& plan, const IoProgress& progress);
 Report IoReport(const IoOutcome& outcome,
                 const std::vector<std::pair<std::string, std::string>>& machine);

@@ -1,8 +1,5 @@
 #include "measure/map/amortised.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace prefixd::bench {
 
 std::optional<double> BreakEvenTokens(const Way& a, const Way& b) {
@@ -10,10 +7,6 @@ std::optional<double> BreakEvenTokens(const Way& a, const Way& b) {
   if (behind <= 0) return 0.0;
   if (gain <= 0) return std::nullopt;
   return behind / gain;
-}
-
-double RetrievedWithin(double n, double anchors, double r, double l_gen) {
-  return std::max(0.0, std::floor(n - anchors - r / l_gen));
 }
 
 }  // namespace prefixd::bench

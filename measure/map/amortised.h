@@ -20,8 +20,4 @@ struct Way {
 // no more at the beginning; nothing when it never catches up.
 std::optional<double> BreakEvenTokens(const Way& a, const Way& b);
 
-// [18]: how many tokens a step may retrieve within n token-equivalents, beside anchors, when the
-// summary's r token-equivalents are read once for l_gen generated tokens. 0 when it cannot be paid.
-double RetrievedWithin(double n, double anchors, double r, double l_gen);
-
 }  // namespace prefixd::bench

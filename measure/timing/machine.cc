@@ -74,11 +74,6 @@ std::string DeviceOf(const fs::path& dir) {
 
 }  // namespace
 
-bool LiesInMemory(const fs::path& dir) {
-  struct statfs s {};
-  return ::statfs(dir.c_str(), &s) == 0 && static_cast<unsigned long>(s.f_type) == TMPFS_MAGIC;
-}
-
 double LoadPerCore() {
   double load = 0;
   if (::getloadavg(&load, 1) != 1) return 0;

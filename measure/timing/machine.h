@@ -13,9 +13,6 @@ namespace prefixd::bench {
 // that were named for results.
 std::vector<std::pair<std::string, std::string>> MachineFacts(const std::filesystem::path& dir);
 
-// Whether `dir` lies in memory (tmpfs): it is no disk, and figures of it are not a disk's.
-bool LiesInMemory(const std::filesystem::path& dir);
-
 // Processes that want a core, over the cores: above a half, other work disturbs the figures.
 double LoadPerCore();
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "measure/disk/medium.h"
 #include "measure/disk/scratch.h"
 #include "measure/page/text.h"
 #include "measure/timing/json_file.h"
@@ -88,9 +89,8 @@ int Work(const BenchOptions& options, const Benchmark& benchmark, const fs::path
   std::printf("It takes about %s and writes about %s to %s, which goes when it ends.\n",
               bench::Seconds(plan->seconds).c_str(), bench::GigaBytes(plan->bytes).c_str(),
               dir.c_str());
-  if (bench::LiesInMemory(dir)) {
-    std::printf("This directory lies in memory: figures of it are not a disk's (--dir).\n");
-  }
+  const bench::Medium medium = bench::MediumOf(dir);
+  if (!medium.disk) PrintWrapped(medium.sentence, 0);
   std::fflush(stdout);
   if (options.plan_only) return kExitOk;
   auto report = benchmark.measure(machine);

@@ -133,14 +133,5 @@ TEST(AmortisedTest, BreakEvenIsWhereTotalsAreEqual) {
   EXPECT_DOUBLE_EQ(BreakEvenTokens(restore, attach).value_or(-1), 0);
 }
 
-// The check of the specification: N = 16384 at 1% has 164 tokens, 144 by Top-K, and 79 beside a
-// summary of 65.
-TEST(AmortisedTest, BudgetIsTheFormula) {
-  EXPECT_DOUBLE_EQ(RetrievedWithin(164, 20, 0, 1), 144);
-  EXPECT_DOUBLE_EQ(RetrievedWithin(164, 20, 65, 1), 79);
-  EXPECT_DOUBLE_EQ(RetrievedWithin(164, 20, 65, 100), 143);
-  EXPECT_DOUBLE_EQ(RetrievedWithin(84, 20, 65, 1), 0);
-}
-
 }  // namespace
 }  // namespace prefixd::bench
