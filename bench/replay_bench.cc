@@ -113,8 +113,8 @@ class ReplayBench {
       options.quota_bytes = shape.quota_bytes;
       options.compact = o_.compact;
       if (!o_.embedded) {
-        options.serve = [this](std::unique_ptr<LocalStore> store) {
-          return ServeStore(std::move(store), o_.dir);
+        options.serve = [this](std::unique_ptr<LocalStore> opened) {
+          return ServeStore(std::move(opened), o_.dir);
         };
       }
       options.progress = [](uint64_t done, uint64_t all) {
