@@ -4,6 +4,7 @@
 //
 // The floor is an empty call through a ring between two processes.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
