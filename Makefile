@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: help setup build demo test test-cpp test-python test-torch test-page dev asan tsan fuzz torture soak bench \
         bench-build bench-model bench-vllm bench-peers llama-cpp results format check-format tidy install wheel test-wheel deb test-deb python-module \
-        gpu-only compiler-only tidy-changed test-vllm model model-smollm2 traces phi quality golden reference clean
+        gpu-only compiler-only tidy-changed test-vllm model model-smollm2 traces retention phi quality golden reference clean
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
@@ -135,6 +135,10 @@ bench-model: python-module model-smollm2 bench-build  ## what prefixd gives and 
 traces: python-module model-smollm2  ## what the real model's attention sees, in build/traces, for benchmarks with --trace (minutes for each of four kinds; TRACE_ARGS="--kinds code --steps 96")
 	@scripts/setup_python.sh torch
 	@cd python && ../.venv/bin/python -m prefixd.trace --model ../build/models/smollm2 --out ../build/traces $(TRACE_ARGS)
+
+retention: python-module model-smollm2  ## which tokens of a long generation to keep exact, by policy, on the real model, into build/retention (half an hour; resumable; RETENTION_ARGS="--policies window,local")
+	@scripts/setup_python.sh torch
+	@cd python && ../.venv/bin/python -m prefixd.retention --model ../build/models/smollm2 --out ../build/retention $(RETENTION_ARGS)
 
 bench-vllm: python-module model-smollm2  ## vLLM with prefixd beside vLLM alone, its ExampleConnector and LMCache (half an hour; VLLM_PEERS_ARGS="--lengths 2050")
 	@scripts/setup_python.sh vllm

@@ -14,6 +14,9 @@ inline uint64_t DescriptorLimit() {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
 }
 
+// With fewer the daemon does not start.
+inline constexpr uint64_t kLeastDescriptors = 320;
+
 // The rest is for connections, puts and the program's own.
 constexpr uint64_t DescriptorsForSegments(uint64_t limit) { return limit / 4; }
 

@@ -95,11 +95,11 @@ def keys(program: str) -> str:
         elif line.startswith("["):
             section = line.strip("[]") + "."
             text += f".SH KEYS OF [{escaped(section[:-1]).upper()}]\n"
-        elif " = " in line:
+        elif " = " in line:  # "#key = value" where the value is the default
             if not text:
                 text += ".SH KEYS\n"
             about = "\n.br\n".join(escaped(part) for part in comment)
-            text += f".TP\n\\fB{escaped(section + line.split(' = ')[0])}\\fR\n{about}\n"
+            text += f".TP\n\\fB{escaped(section + line.lstrip('#').split(' = ')[0])}\\fR\n{about}\n"
             comment = []
     return text
 

@@ -262,7 +262,7 @@ void Describe(V& v, Is<PrefixDetail> auto& s) {
 template <class V>
 void Describe(V& v, Is<VerifySummary> auto& s) {
   v("segments", s.segments), v("pages", s.pages), v("blobs", s.blobs), v("bytes", s.bytes);
-  v("damaged", s.damaged), v("covered", s.covered);
+  v("damaged", s.damaged), v("covered", s.covered), v("unread", s.unread);
 }
 template <class V>
 void Describe(V& v, Is<Cut> auto& s) {

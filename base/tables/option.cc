@@ -14,7 +14,8 @@ namespace prefixd {
 namespace {
 
 constexpr size_t kMaxFractions = 16;
-constexpr std::string_view kAuto = "auto";  // kByMemory
+constexpr std::string_view kAuto = "auto";  // kByMemory, kByDisk
+static_assert(kByMemory == kByDisk);
 using Shares = std::vector<std::pair<std::string, double>>;
 
 template <typename... F>
@@ -47,7 +48,7 @@ struct Setter {
   }
 
   Result<uint64_t> Whole(uint64_t n, const std::string& of = "") const {
-    if (option.by_memory && n == kByMemory) return n;
+    if (option.or_auto && n == kByMemory) return n;
     const uint64_t one = written() ? 1 : option.unit.times;
     if (n < option.bounds.min * one || n > option.bounds.max * one) {
       return OutOfBounds(OptionText(n), of);
@@ -177,7 +178,7 @@ bool Parse(std::string_view text, std::map<std::string, T>* out) {
 std::optional<uint64_t> WithSuffix(const Option& option, std::string_view text) {
   if (!std::holds_alternative<uint64_t*>(option.place) || option.unit.name != kMib.name) return {};
   text = WithoutBlanks(text);
-  if (option.by_memory && text == kAuto) return kByMemory;
+  if (option.or_auto && text == kAuto) return kByMemory;
   for (const auto& [suffix, mib] : {std::pair("MiB", 1u), {"GiB", 1u << 10}, {"TiB", 1u << 20}}) {
     uint64_t number = 0;
     if (!text.ends_with(suffix)) continue;
@@ -238,8 +239,8 @@ Option Option::WithFlag(std::string_view other) && {
   return std::move(*this);
 }
 
-Option Option::OrByMemory() && {
-  by_memory = true;
+Option Option::OrAuto() && {
+  or_auto = true;
   return std::move(*this);
 }
 

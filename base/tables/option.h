@@ -55,12 +55,12 @@ struct Option {
   OptionBounds bounds;
   std::vector<std::string_view> choices;  // for texts; empty: any text
   std::string_view help;
-  bool by_memory = false;  // kByMemory is allowed too, shown as "auto"
+  bool or_auto = false;  // kByMemory or kByDisk is allowed too, shown as "auto"
 
   std::string_view section() const;  // "store"; "" at the top of the file
   std::string_view last() const;     // the key without its section: "host_tier_mib"
   Option WithFlag(std::string_view other) &&;
-  Option OrByMemory() &&;
+  Option OrAuto() &&;
 };
 
 Option Switch(std::string_view name, std::string_view key, bool* place, std::string_view help);
@@ -91,7 +91,7 @@ Status CheckOption(const Option& option);
 // Reads the form of command lines: "17", "8GiB" (where the unit is MiB), "auto", "true",
 // "0.01,0.02", "team-a=4096,team-b=0".
 Status SetOptionFromText(const Option& option, std::string_view text, std::string_view shown);
-std::string OptionText(const OptionValue& value);  // kByMemory is "auto"
+std::string OptionText(const OptionValue& value);  // kByMemory and kByDisk are "auto"
 // Returns kInvalidArgument for a value, shown as `given`, that is not of the option's kind.
 Error WrongKind(const Option& option, OptionForm form, std::string_view shown,
                 std::string_view given);

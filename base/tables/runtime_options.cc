@@ -30,7 +30,7 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              {1, 100}, "The part of it that one tenant may hold beside the host tier."),
       Number("host_tier_bytes", "store.host_tier_mib", &o.host_tier_bytes, kMib, {0, 16 * kTebi},
              "Bound of the host-memory tier: verified pages kept in memory.")
-          .OrByMemory(),
+          .OrAuto(),
       Plain("host_tier_shares", "store.host_tier_shares", &o.host_tier_shares,
             "fractions by tenant",
             "Parts of the host tier that tenants may always have: { team-a = 0.5 }. The others "
@@ -47,13 +47,15 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              {0, 16 * kTebi},
              "Memory for selection: indexes first, exact keys of attached prefixes as far as there "
              "is room.")
-          .OrByMemory(),
+          .OrAuto(),
       Number("gathered_rows_bytes", "store.gathered_rows_mib", &o.gathered_rows_bytes, kMib,
              {0, 16 * kTebi},
              "Memory for copies of the rows that steps share (sharing), of all sessions.")
-          .OrByMemory(),
+          .OrAuto(),
       Number("min_free_bytes", "store.min_free_mib", &o.min_free_bytes, kMib, {0, 16 * kTebi},
-             "No put leaves less free space on the disk; reading goes on."),
+             "No put leaves less free space on the disk; reading goes on. auto: a twentieth of the "
+             "file system, from 256 MiB to 16 GiB.")
+          .OrAuto(),
       Number("quota_bytes", "store.quota_mib", &o.quota_bytes, kMib, {0, 1024 * kTebi},
              "Bound of what the store takes on disk. 0: none."),
       Number("read_deadline_ms", "store.read_deadline_ms", &o.read_deadline_ms, kMs, {0, 3'600'000},

@@ -236,8 +236,11 @@ Result<AccessTable> ParseTokens(std::string_view text, const std::string& file) 
 Result<AccessTable> ReadTokens(const std::filesystem::path& file, Who who) {
   const Descriptor fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) {
+    const std::string how = errno != EACCES ? ""
+                                            : ": make this user (" + std::to_string(::geteuid()) +
+                                                  ") its owner (chown)";
     return Error{Code::kNotFound,
-                 "cannot read auth.tokens " + file.string() + ": " + std::strerror(errno)};
+                 "cannot read auth.tokens " + file.string() + ": " + std::strerror(errno) + how};
   }
   PREFIXD_TRY(CheckOwner(file, fd.get(), who));
   PREFIXD_ASSIGN(const std::string text, ReadRest(file, fd.get()));

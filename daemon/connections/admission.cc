@@ -30,8 +30,13 @@ bool TakeRegion(const ServerContext& context, const Admission& a, uint64_t bytes
   return true;
 }
 
+// Clients come as often as they like, so such lines are few, too.
+void Warn(ServerContext& context, const std::string& what) {
+  if (const auto more = context.refusals.Line()) spdlog::warn("{}{}", what, *more);
+}
+
 // A client without a ring sends its steps as messages.
-void MakeRing(const ServerContext& context, Admission& a) {
+void MakeRing(ServerContext& context, Admission& a) {
   const uint64_t bytes = context.config.ring_mib << 20;
   if (bytes == 0) return;
   const RingShape shape{kRingSlots, bytes / kRingSlots};
@@ -39,7 +44,7 @@ void MakeRing(const ServerContext& context, Admission& a) {
   auto ring = StepRing::Create(shape);
   if (!ring.ok()) {
     a.ring_memory.Release();
-    spdlog::warn("no ring for a client: {}", ring.error().message);
+    Warn(context, "no ring for a client: " + ring.error().message);
     return;
   }
   a.ring = *std::move(ring);
@@ -92,7 +97,7 @@ Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool l
       a.reply.region_bytes = a.region.bytes().size();
     } else {
       a.memory.Release();
-      spdlog::warn("no shared memory for a client: {}", region.error().message);
+      Warn(context, "no shared memory for a client: " + region.error().message);
     }
   }
   return a;

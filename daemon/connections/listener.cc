@@ -118,11 +118,14 @@ Result<Listener> Listener::Unix(const std::string& path, bool group,
     listener.inode_ = st.st_ino;
   }
   // The group's rights are set after bind, which applies the umask. A client of the group that
-  // connects in between is refused, as with 0600.
-  if (group && !group_name.empty() && ::lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
+  // connects in between is refused, as with 0600. A file that has the group already, as it has the
+  // daemon's own, is left alone: a sandbox may forbid chown.
+  const bool other_group = !group_name.empty() && st.st_gid != gid;
+  if (group && other_group && ::lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
     return Errno(Code::kFailedPrecondition,
                  "cannot give the socket " + path + " to the group " + group_name +
-                     " (listen.socket_group), of which the daemon's user must be a member");
+                     " (listen.socket_group): the daemon's user must be a member of it (in a "
+                     "service, SupplementaryGroups=), and the sandbox must allow chown");
   }
   if (group && ::chmod(path.c_str(), 0660) != 0) {
     return Errno(Code::kIo, "cannot let the group connect to " + path);

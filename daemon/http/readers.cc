@@ -36,6 +36,10 @@ Result<TokenHash> ReadHttpToken(const std::string& file) {
     return Error{code, "http.token_file " + file + ": " + why};
   };
   const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0 && errno == EACCES) {
+    return failed(Code::kNotFound, "the daemon's user (" + std::to_string(::geteuid()) +
+                                       ") may not read it: make that user its owner (chown)");
+  }
   if (fd < 0) return failed(Code::kNotFound, std::strerror(errno));
   struct stat st {};
   std::array<char, kMaxTokenBytes + 1> bytes{};

@@ -19,17 +19,16 @@ constexpr uint64_t kLeastConnections = 16, kLeastPuts = 16;
 }  // namespace
 
 Result<DescriptorShares> DivideDescriptors(const Config& config, uint64_t descriptors) {
-  constexpr uint64_t kLeast = 320;
-  static_assert(kLeast - DescriptorsForSegments(kLeast) >=
+  static_assert(kLeastDescriptors - DescriptorsForSegments(kLeastDescriptors) >=
                 kOwn + kEachConnection * kLeastConnections + kLeastPuts);
-  if (descriptors < kLeast) {
+  if (descriptors < kLeastDescriptors) {
     return Error{Code::kFailedPrecondition,
                  "the process may open " + std::to_string(descriptors) + " files; prefixd needs " +
-                     std::to_string(kLeast) +
+                     std::to_string(kLeastDescriptors) +
                      " at least: raise the limit (ulimit -n, LimitNOFILE)"};
   }
   const uint64_t http = config.http_listen.empty() ? 0 : config.http_max_connections;
-  if (descriptors < kLeast + http) {
+  if (descriptors < kLeastDescriptors + http) {
     return Error{Code::kFailedPrecondition,
                  "the process may open " + std::to_string(descriptors) +
                      " files, which leaves none for http.max_connections: raise the limit (ulimit "

@@ -16,7 +16,7 @@
 namespace prefixd::daemon {
 namespace {
 
-constexpr std::string_view kAuto = "auto";  // kByMemory
+constexpr std::string_view kAuto = "auto";  // kByMemory, kByDisk
 
 // ---- from TOML ------------------------------------------------------------------------------
 
@@ -237,7 +237,11 @@ std::string PrintConfig(Config config) {
     const std::string bounds = OptionBoundsText(option, OptionForm::kWritten);
     if (!bounds.empty()) out += "; " + bounds;
     out += ". Flag --" + option.flag + ".\n";
-    out += std::string(option.last()) + " = " + TomlText(option) + "\n";
+    // A file that a package or a person keeps says nothing that the daemon would do anyway: so a
+    // default may change, and an option go, without an error at the next upgrade.
+    const std::string value = TomlText(option);
+    if (value == TomlText(defaults[i])) out += "#";
+    out += std::string(option.last()) + " = " + value + "\n";
   }
   return out;
 }

@@ -71,7 +71,8 @@ Status LoadConfig(const std::filesystem::path& file, Config* config);
 Status ApplyFlags(const std::map<std::string, std::string>& flags, Config* config);
 // Checks rules that no single option can break (socket path length, TCP that anyone may use ...).
 Status CheckConfig(const Config& config);
-// Returns a commented TOML file that LoadConfig reads back to the same Config.
+// Returns a commented TOML file that LoadConfig reads back to the same Config. Options that have
+// their defaults are comments, too: "#key = value".
 std::string PrintConfig(Config config);
 
 }  // namespace prefixd::daemon

@@ -20,6 +20,8 @@ std::vector<EstimatorVariant> DefaultEstimators();
 
 // A part of the memory that follows from RuntimeOptions::memory_bytes.
 inline constexpr uint64_t kByMemory = UINT64_MAX;
+// Free space that follows from the size of the file system (RuntimeOptions::min_free_bytes).
+inline constexpr uint64_t kByDisk = UINT64_MAX;
 
 struct RuntimeOptions {
   std::filesystem::path dir;
@@ -42,7 +44,8 @@ struct RuntimeOptions {
   uint64_t selector_memory_bytes = kByMemory;
   // Bounds the gathered-row cache of all sessions (StepPolicy::Sharing).
   uint64_t gathered_rows_bytes = kByMemory;
-  uint64_t min_free_bytes = 256ull << 20;
+  // What no put takes of the disk. kByDisk: a twentieth of the file system, from 256 MiB to 16 GiB.
+  uint64_t min_free_bytes = kByDisk;
   uint32_t read_deadline_ms = 30000;  // per read of rows from disk; then kUnavailable. 0: none
   uint64_t quota_bytes = 0;           // 0: none
   uint64_t tenant_quota_bytes = 0;    // for each tenant that tenant_quotas does not name; 0: none

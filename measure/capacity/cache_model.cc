@@ -102,17 +102,20 @@ class S3Fifo : public Policy {
       return;
     }
     uses_[id] = 0;
-    (remembered_.contains(id) ? main_ : small_).push_front(id);
+    if (Forget(id)) return main_.push_front(id);
+    small_.push_front(id);
+    small_tokens_ += Tokens(id);
   }
 
   std::optional<uint64_t> Choose(int64_t, uint64_t request) override {
     // Blocks that may not go move to the main queue, or round in it, so this ends.
     const size_t rounds = 5 * (small_.size() + main_.size()) + 1;
     for (size_t i = 0; i < rounds && !(small_.empty() && main_.empty()); ++i) {
-      const bool from_small = small_.size() >= small_size_ || main_.empty();
+      const bool from_small = small_tokens_ >= small_size_ || main_.empty();
       std::list<uint64_t>& queue = from_small ? small_ : main_;
       const uint64_t id = queue.back();
       queue.pop_back();
+      if (from_small) small_tokens_ -= Tokens(id);
       uint8_t& uses = uses_.at(id);
       if (uses > (from_small ? 1 : 0) || !MayGo(id, request)) {
         uses = from_small || uses == 0 ? 0 : uses - 1;
@@ -127,22 +130,40 @@ class S3Fifo : public Policy {
   }
 
  private:
+  struct Ghost {
+    uint64_t id = 0, tokens = 0;
+  };
+
+  uint64_t Tokens(uint64_t id) const { return blocks_.at(id).tokens.size(); }
+
+  // As many tokens are remembered as the cache holds; the oldest are forgotten.
   void Remember(uint64_t id) {
-    if (!remembered_.insert(id).second) return;
-    memory_.push_front(id);
-    if (memory_.size() <= capacity_) return;
-    remembered_.erase(memory_.back());
-    memory_.pop_back();
+    ghosts_.push_front({id, Tokens(id)});
+    remembered_[id] = ghosts_.begin();
+    ghost_tokens_ += ghosts_.front().tokens;
+    while (ghost_tokens_ > capacity_) Forget(uint64_t{ghosts_.back().id});
+  }
+
+  // What comes back is remembered no longer, so that it must earn its place again.
+  bool Forget(uint64_t id) {
+    const auto at = remembered_.find(id);
+    if (at == remembered_.end()) return false;
+    ghost_tokens_ -= at->second->tokens;
+    ghosts_.erase(at->second);
+    remembered_.erase(at);
+    return true;
   }
 
   const uint64_t capacity_, small_size_;
-  std::list<uint64_t> small_, main_, memory_;
-  std::unordered_set<uint64_t> remembered_;
+  uint64_t small_tokens_ = 0, ghost_tokens_ = 0;
+  std::list<uint64_t> small_, main_;
+  std::list<Ghost> ghosts_;
+  std::unordered_map<uint64_t, std::list<Ghost>::iterator> remembered_;
   std::unordered_map<uint64_t, uint8_t> uses_;
 };
 
-// The store's score changes as time passes. As many blocks as a 32nd of the cache are chosen at a
-// time, as a store makes headroom; those that were used meanwhile stay.
+// The store's score changes as time passes. A 32nd of the cache is chosen at a time, as a store
+// makes headroom; blocks that were used meanwhile stay.
 class ByScore : public Policy {
  public:
   ByScore(const BlockMap& blocks, uint64_t capacity)
@@ -193,10 +214,11 @@ class ByScore : public Policy {
       entry.children = blocks_.at(id).children;
       if (MayGo(id, request)) leaves.push({score(id, entry), id});
     }
-    while (plan_.size() < batch_ && !leaves.empty()) {
+    for (uint64_t tokens = 0; tokens < batch_ && !leaves.empty();) {
       const uint64_t id = leaves.top().second;
       leaves.pop();
       plan_.push_back(id);
+      tokens += blocks_.at(id).tokens.size();
       entries_.at(id).planned = true;
       const Block& block = blocks_.at(id);
       if (block.root) continue;
@@ -246,28 +268,30 @@ class BlockCache {
       blocks_.at(request.blocks[i]).request = hits_.requests;
       if (policy_) policy_->Use(request.blocks[i], now_ms, i >= found);
     }
-    hits_.peak_blocks = std::max<uint64_t>(hits_.peak_blocks, blocks_.size());
+    hits_.peak_tokens = std::max(hits_.peak_tokens, tokens_);
   }
 
   bool Add(const Request& request, size_t i, int64_t now_ms) {
     const uint64_t id = request.blocks[i];
     if (blocks_.contains(id)) return false;  // an id at two places of a prompt: no chain
-    while (capacity_ > 0 && blocks_.size() >= capacity_) {
-      const auto victim = policy_->Choose(now_ms, hits_.requests);
-      if (!victim) return false;
-      Drop(*victim);
-    }
     const auto begin = static_cast<uint32_t>(i * log_.block_tokens);
     const uint32_t end =
         std::max(begin, std::min<uint32_t>(begin + log_.block_tokens, request.input_tokens));
     Block block;
     block.tokens = {begin, end};
+    if (capacity_ > 0 && block.tokens.size() > capacity_) return false;
+    while (capacity_ > 0 && tokens_ + block.tokens.size() > capacity_) {
+      const auto victim = policy_->Choose(now_ms, hits_.requests);
+      if (!victim) return false;
+      Drop(*victim);
+    }
     if (i > 0) {
       block.root = false;
       block.parent = request.blocks[i - 1];
       ++blocks_.at(block.parent).children;
     }
     blocks_.emplace(id, block);
+    tokens_ += block.tokens.size();
     hits_.stored_tokens += block.tokens.size();
     if (seen_.insert(id).second) hits_.distinct_tokens += block.tokens.size();
     return true;
@@ -277,11 +301,13 @@ class BlockCache {
     const Block block = blocks_.at(id);
     PREFIXD_CHECK(block.children == 0, id, block.children);
     blocks_.erase(id);
+    tokens_ -= block.tokens.size();
     if (!block.root) --blocks_.at(block.parent).children;
   }
 
   const RequestLog& log_;
-  const uint64_t capacity_;
+  const uint64_t capacity_;  // tokens
+  uint64_t tokens_ = 0;      // held
   BlockMap blocks_;
   std::unique_ptr<Policy> policy_;
   CacheHits hits_;
@@ -311,8 +337,8 @@ uint64_t HitTokens(const Request& request, uint64_t matched) {
   return std::min(matched, most);
 }
 
-CacheHits ReplayRequests(const RequestLog& log, uint64_t capacity_blocks, Eviction eviction) {
-  return BlockCache(log, capacity_blocks, eviction).Run();
+CacheHits ReplayRequests(const RequestLog& log, uint64_t capacity_tokens, Eviction eviction) {
+  return BlockCache(log, capacity_tokens, eviction).Run();
 }
 
 }  // namespace prefixd::bench

@@ -1,5 +1,6 @@
 // Replays requests against a cache of blocks, to count what it hits. A block is stored only
 // together with all before it, and only blocks that nothing stored continues may go, as in a store.
+// Room is counted in tokens, as a store counts it: a prompt's last block may be short.
 //
 // Thread-safety: one thread at a time.
 #pragma once
@@ -26,7 +27,7 @@ struct CacheHits {
   uint64_t input_tokens = 0, hit_tokens = 0;
   uint64_t stored_tokens = 0;    // written; a block that comes back is written again
   uint64_t distinct_tokens = 0;  // stored for the first time
-  uint64_t peak_blocks = 0;
+  uint64_t peak_tokens = 0;      // held at a time, at most
   double hit_share() const {
     return input_tokens ? double(hit_tokens) / double(input_tokens) : 0.0;
   }
@@ -38,7 +39,7 @@ struct CacheHits {
 // engines do.
 uint64_t HitTokens(const Request& request, uint64_t matched);
 
-// `capacity_blocks` 0: without bound.
-CacheHits ReplayRequests(const RequestLog& log, uint64_t capacity_blocks, Eviction eviction);
+// `capacity_tokens` 0: without bound.
+CacheHits ReplayRequests(const RequestLog& log, uint64_t capacity_tokens, Eviction eviction);
 
 }  // namespace prefixd::bench

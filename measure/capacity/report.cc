@@ -18,16 +18,25 @@ std::string Pays(const std::optional<double>& reuse) {
                     : Short(*reuse);
 }
 
-TextTable LengthTable(const CapacityOutcome& o) {
-  TextTable rows = {{"tokens", "on the disk", "disk holds", "memory holds", "computed in",
-                     "stored in", "restored, SSD", "restored, memory", "pays from hits"}};
+TextTable HoldsTable(const CapacityOutcome& o) {
+  TextTable rows = {{"tokens", "on the disk", "disk holds", "memory holds"}};
   for (const double n : kLengths) {
     const double disk = n * o.token_bytes_on_disk();
     const double memory = n * double(o.what.model.token_bytes());
     rows.push_back({Thousands(n), GigaBytes(disk), Thousands(std::floor(o.what.disk_bytes / disk)),
-                    Thousands(std::floor(o.what.memory_bytes / memory)),
-                    Seconds(o.PrefillSeconds(n)), Seconds(o.PutSeconds(n)),
-                    Seconds(o.SsdSeconds(n)), Seconds(o.HostSeconds(n)), Pays(o.ReuseThatPays(n))});
+                    Thousands(std::floor(o.what.memory_bytes / memory))});
+  }
+  return rows;
+}
+
+TextTable CostTable(const CapacityOutcome& o) {
+  TextTable rows = {{"tokens", "computed in", "durable in", "work behind it", "restored, SSD",
+                     "restored, memory", "pays from hits", "with the work behind it"}};
+  for (const double n : kLengths) {
+    rows.push_back({Thousands(n), Seconds(o.PrefillSeconds(n)), Seconds(o.PutSeconds(n)),
+                    Seconds(o.BackgroundSeconds(n)), Seconds(o.SsdSeconds(n)),
+                    Seconds(o.HostSeconds(n)), Pays(o.ReuseThatPays(n, false)),
+                    Pays(o.ReuseThatPays(n, true))});
   }
   return rows;
 }
@@ -38,19 +47,18 @@ double MeanHit(const CacheHits& hits) {
 }
 
 TextTable ReplayTable(const CapacityOutcome& o) {
-  TextTable rows = {{"cache", "size", "tokens hit", "requests hit", "written",
-                     "hits per token "
-                     "written"}};
-  const auto row = [&](const std::string& name, const std::string& size, const CacheHits& h) {
-    rows.push_back(
-        {name, size, Percent(h.hit_share()), Percent(double(h.requests_hit) / double(h.requests)),
-         GigaBytes(double(h.stored_tokens) * o.token_bytes_on_disk()), Fixed(h.reuse(), 2)});
+  TextTable rows = {
+      {"cache", "size", "tokens hit", "requests hit", "written", "hits per token written"}};
+  const auto row = [&](const std::string& name, double bytes, const CacheHits& h, bool writes) {
+    rows.push_back({name, GigaBytes(bytes), Percent(h.hit_share()),
+                    Percent(double(h.requests_hit) / double(h.requests)),
+                    writes ? GigaBytes(double(h.stored_tokens) * o.token_bytes_on_disk()) : "-",
+                    writes ? Fixed(h.reuse(), 2) : "-"});
   };
-  row("without bound",
-      GigaBytes(double(o.endless.peak_blocks) * o.what.log.block_tokens * o.token_bytes_on_disk()),
-      o.endless);
-  row("this disk", GigaBytes(o.what.disk_bytes), o.disk);
-  row("host memory alone", GigaBytes(o.what.memory_bytes), o.memory);
+  row("without bound", double(o.endless.distinct_tokens) * o.token_bytes_on_disk(), o.endless,
+      true);
+  row("this disk", o.what.disk_bytes, o.disk, true);
+  row("host memory alone", o.what.memory_bytes, o.memory, false);
   return rows;
 }
 
@@ -58,6 +66,13 @@ double SavedSeconds(const CapacityOutcome& o) {
   const double mean = MeanHit(o.disk);
   if (mean <= 0) return 0;
   return double(o.disk.requests_hit) * (o.PrefillSeconds(mean) - o.SsdSeconds(mean));
+}
+
+// Completes "it pays when ...".
+std::string PaysWhen(double reuse) {
+  return reuse < 1
+             ? "one of " + Thousands(std::floor(1 / reuse)) + " stored prompts is asked for again"
+             : "a stored prompt is asked for again " + Short(reuse) + " times";
 }
 
 std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
@@ -70,16 +85,16 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
                     GigaBytes(o.what.memory_bytes) + " of memory " +
                     Thousands(std::floor(o.what.memory_bytes / memory)) + ".");
   const double prefill = o.PrefillSeconds(n), restore = o.SsdSeconds(n);
-  const auto reuse = o.ReuseThatPays(n);
-  if (reuse) {
+  const auto reuse = o.ReuseThatPays(n, false), with_background = o.ReuseThatPays(n, true);
+  if (reuse && with_background) {
     verdict.push_back(
         "A hit of such a prompt saves " + Seconds(prefill - restore) + ": computing it takes " +
         Seconds(prefill) + ", restoring it from the disk " + Seconds(restore) + ", from memory " +
-        Seconds(o.HostSeconds(n)) + ". Storing it takes " + Seconds(o.PutSeconds(n)) +
-        ": it pays when " +
-        (*reuse < 1
-             ? "one of " + Thousands(std::floor(1 / *reuse)) + " stored prompts is asked for again."
-             : "a stored prompt is asked for again " + Short(*reuse) + " times."));
+        Seconds(o.HostSeconds(n)) + ". It is durable in " + Seconds(o.PutSeconds(n)) +
+        ", which pays when " + PaysWhen(*reuse) +
+        ". Summaries, indexes and the order of rows are made behind it in another " +
+        Seconds(o.BackgroundSeconds(n)) + " of background work; with that it pays when " +
+        PaysWhen(*with_background) + ".");
   } else {
     verdict.push_back("Computing such a prompt takes " + Seconds(prefill) +
                       " and restoring it from this disk " + Seconds(restore) +
@@ -95,11 +110,12 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
   const double saved = SavedSeconds(o);
   if (saved > 0) {
     const double mean = MeanHit(o.disk);
-    const auto needed = o.ReuseThatPays(mean);
+    const auto put = o.ReuseThatPays(mean, false), all = o.ReuseThatPays(mean, true);
     verdict.push_back(
         "There, storing saves " + Seconds(saved) + " of computing" +
-        (needed && *needed > 0
-             ? ", " + Short(o.disk.reuse() / *needed) + " times what writing takes"
+        (put && all && *put > 0
+             ? ", " + Short(o.disk.reuse() / *put) + " times what writing takes and " +
+                   Short(o.disk.reuse() / *all) + " times that with the background's work"
              : "") +
         ", and writes " + GigaBytes(double(o.disk.stored_tokens) * o.token_bytes_on_disk()) +
         (log.seconds() > 0 ? " (" +
@@ -152,7 +168,8 @@ Plot TimesPlot(const CapacityOutcome& o) {
   using Of = double (CapacityOutcome::*)(double) const;
   static constexpr std::tuple<const char*, Of, int, const char*> kLines[] = {
       {"computing it", &CapacityOutcome::PrefillSeconds, 4, ""},
-      {"storing it, with what is made from it", &CapacityOutcome::PutSeconds, 1, "9 4"},
+      {"storing it, until it is durable", &CapacityOutcome::PutSeconds, 1, "9 4"},
+      {"storing it, with what is made behind it", &CapacityOutcome::StoreSeconds, 3, "2 4"},
       {"restoring it from the SSD", &CapacityOutcome::SsdSeconds, 0, ""},
       {"restoring it from host memory", &CapacityOutcome::HostSeconds, 2, "5 4"}};
   for (const auto& [name, seconds, colour, dash] : kLines) {
@@ -175,11 +192,13 @@ Plot ReusePlot(const CapacityOutcome& o) {
   plot.title = "From which rate of reuse on storing pays";
   plot.x = {"tokens of the prompt", kLengths[0], kLengths[std::size(kLengths) - 1], true};
   plot.y = {"hits per stored prompt", 1e300, 0, true};
-  Series s{"storing takes as long as its hits save", {}, 0, "", true};
+  plot.series = {{"a put takes as long as its hits save", {}, 0, "", true},
+                 {"the same, with the work behind it", {}, 3, "2 4", true}};
   for (const double n : kLengths) {
-    const auto reuse = o.ReuseThatPays(n);
-    if (!reuse) continue;
-    s.points.emplace_back(n, *reuse);
+    for (const bool with_background : {false, true}) {
+      const auto reuse = o.ReuseThatPays(n, with_background);
+      if (reuse) plot.series[with_background].points.emplace_back(n, *reuse);
+    }
   }
   Series now{"hits per token written, " + o.what.log.name + " on this disk", {}, 1, "6 4", false};
   if (o.disk.reuse() > 0) {
@@ -187,15 +206,15 @@ Plot ReusePlot(const CapacityOutcome& o) {
       now.points.emplace_back(n, o.disk.reuse());
     }
   }
-  for (const Series* series : {&s, &now}) {
-    for (const auto& [x, y] : series->points) {
+  plot.series.push_back(std::move(now));
+  for (const Series& series : plot.series) {
+    for (const auto& [x, y] : series.points) {
       plot.y.low = std::min(plot.y.low, y);
       plot.y.high = std::max(plot.y.high, y);
     }
   }
   if (plot.y.high <= 0) plot.y.low = 0.01, plot.y.high = 1;
-  plot.series = {std::move(s), std::move(now)};
-  plot.caption = "Above the line storing pays, restored from this disk.";
+  plot.caption = "Above a line storing pays, restored from this disk.";
   return plot;
 }
 
@@ -216,6 +235,8 @@ json CapacityFigures(const CapacityOutcome& o) {
               {"memory_bytes", what.memory_bytes},
               {"layers_measured", what.layers},
               {"put_bytes_per_second", o.put_rate},
+              {"ingest_seconds_per_row_byte", o.ingest_seconds_per_byte},
+              {"recluster_seconds_per_row_byte", o.recluster_seconds_per_byte},
               {"restore_bytes_per_second", {{"ssd", o.ssd_rate}, {"host", o.host_rate}}},
               {"prefill",
                {{"tokens_per_second_given",
@@ -236,16 +257,18 @@ json CapacityFigures(const CapacityOutcome& o) {
     out["ratios"]["hit_rate_vs_ideal"] = double(o.disk.hit_tokens) / double(o.endless.hit_tokens);
   }
   for (const double n : kLengths) {
-    const auto reuse = o.ReuseThatPays(n);
+    const auto reuse = o.ReuseThatPays(n, false), with_background = o.ReuseThatPays(n, true);
     out["lengths"].push_back(
         {{"tokens", n},
          {"disk_holds", std::floor(what.disk_bytes / (n * o.token_bytes_on_disk()))},
          {"memory_holds", std::floor(what.memory_bytes / (n * double(what.model.token_bytes())))},
          {"prefill_seconds", o.PrefillSeconds(n)},
          {"put_seconds", o.PutSeconds(n)},
+         {"background_seconds", o.BackgroundSeconds(n)},
          {"restore_ssd_seconds", o.SsdSeconds(n)},
          {"restore_host_seconds", o.HostSeconds(n)},
-         {"reuse_that_pays", reuse ? json(*reuse) : json()}});
+         {"reuse_that_pays", reuse ? json(*reuse) : json()},
+         {"reuse_that_pays_with_background", with_background ? json(*with_background) : json()}});
   }
   for (const CapacityPoint& p : o.curve) {
     json point = {{"bytes", p.bytes}, {"score", p.of(Eviction::kScore).hit_share()}};
@@ -263,8 +286,11 @@ Report CapacityReport(const CapacityOutcome& outcome,
                       const std::vector<std::pair<std::string, std::string>>& machine) {
   Report report;
   report.verdict = CapacityVerdict(outcome);
+  report.skipped = outcome.what.skipped;
   report.figures = CapacityFigures(outcome);
-  report.tables = {{"prompts of " + outcome.what.model.name + ", by length", LengthTable(outcome)},
+  const std::string prompts = "prompts of " + outcome.what.model.name + ", by length";
+  report.tables = {{prompts + ": what holds them", HoldsTable(outcome)},
+                   {prompts + ": what they take and save", CostTable(outcome)},
                    {outcome.what.log.name + ", replayed", ReplayTable(outcome)}};
   HtmlPage page("What do this disk and memory hold, and what does it save?",
                 outcome.what.model.name + ", " + outcome.what.log.name +
@@ -275,6 +301,10 @@ Report CapacityReport(const CapacityOutcome& outcome,
   page.Figure(ReusePlot(outcome));
   page.Section("Figures");
   for (const auto& [title, table] : report.tables) page.Table(title, table);
+  if (!report.skipped.empty()) {
+    page.Section("Left out");
+    page.List(report.skipped);
+  }
   page.Section("Machine");
   page.Facts(machine);
   report.page = std::move(page);

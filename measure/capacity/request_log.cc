@@ -5,11 +5,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <unordered_map>
 
 namespace prefixd::bench {
 namespace {
 
 constexpr uint64_t kMaxTokens = 1u << 26;
+constexpr double kMaxMs = 1e14;  // since 1970: three thousand years
 
 // Reads one line; an error says what is wrong in it.
 Result<Request> ParseRequest(const std::string& line, uint32_t block_tokens) {
@@ -17,22 +19,23 @@ Result<Request> ParseRequest(const std::string& line, uint32_t block_tokens) {
   const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return wrong("is not a JSON object");
   Request request;
-  const auto number = [&](const char* key, uint32_t* out) -> Status {
+  const auto number = [&](const char* key, uint64_t least, uint32_t* out) -> Status {
     const auto it = object.find(key);
     if (it == object.end()) return wrong("has no " + std::string(key));
-    if (!it->is_number_unsigned() || it->get<uint64_t>() > kMaxTokens) {
-      return wrong(std::string(key) + " must be a whole number up to " +
-                   std::to_string(kMaxTokens));
+    if (!it->is_number_unsigned() || it->get<uint64_t>() < least ||
+        it->get<uint64_t>() > kMaxTokens) {
+      return wrong(std::string(key) + " must be a whole number from " + std::to_string(least) +
+                   " to " + std::to_string(kMaxTokens));
     }
     *out = static_cast<uint32_t>(it->get<uint64_t>());
     return {};
   };
-  PREFIXD_TRY(number("input_length", &request.input_tokens));
-  PREFIXD_TRY(number("output_length", &request.output_tokens));
+  PREFIXD_TRY(number("input_length", 1, &request.input_tokens));
+  PREFIXD_TRY(number("output_length", 0, &request.output_tokens));
   const auto time = object.find("timestamp");
   if (time == object.end()) return wrong("has no timestamp");
   const double ms = time->is_number() ? time->get<double>() : -1;
-  if (!(ms >= 0) || !std::isfinite(ms)) return wrong("timestamp must be milliseconds from 0 on");
+  if (!(ms >= 0 && ms <= kMaxMs)) return wrong("timestamp must be milliseconds from 0 to 1e14");
   request.seconds = ms / 1e3;
   const auto ids = object.find("hash_ids");
   if (ids == object.end()) return wrong("has no hash_ids");
@@ -51,6 +54,36 @@ Result<Request> ParseRequest(const std::string& line, uint32_t block_tokens) {
   return request;
 }
 
+// Holds what each id was seen behind: an id stands for the whole beginning of a prompt up to its
+// block's end, so it follows the same one wherever it comes. Ids of blocks alone would be hit where
+// a store finds nothing.
+class Chains {
+ public:
+  Status Add(const Request& request, uint64_t line) {
+    for (size_t i = 0; i < request.blocks.size(); ++i) {
+      const Seen now{i > 0, i > 0 ? request.blocks[i - 1] : 0, line};
+      const auto [at, fresh] = seen_.try_emplace(request.blocks[i], now);
+      const Seen& before = at->second;
+      if (fresh || (before.follows == now.follows && before.id == now.id)) continue;
+      return Error{Code::kInvalidArgument,
+                   "hash_id " + std::to_string(request.blocks[i]) + " " + Text(now) +
+                       " here, and " + Text(before) + " in line " + std::to_string(before.line) +
+                       "; an id must stand for all tokens up to the end of its block"};
+    }
+    return {};
+  }
+
+ private:
+  struct Seen {
+    bool follows = false;
+    uint64_t id = 0, line = 0;
+  };
+  static std::string Text(const Seen& s) {
+    return s.follows ? "follows " + std::to_string(s.id) : std::string("begins a prompt");
+  }
+  std::unordered_map<uint64_t, Seen> seen_;
+};
+
 }  // namespace
 
 uint64_t RequestLog::input_tokens() const {
@@ -66,11 +99,14 @@ Result<RequestLog> ReadRequestLog(std::istream& in, const std::string& name,
   log.block_tokens = block_tokens;
   std::string line;
   double first = 0;
+  Chains chains;
   for (uint64_t n = 1; std::getline(in, line); ++n) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = name + ":" + std::to_string(n) + ": ";
     auto request = ParseRequest(line, block_tokens);
     if (!request.ok()) return Error{Code::kInvalidArgument, where + request.error().message};
+    const Status chained = chains.Add(*request, n);
+    if (!chained.ok()) return Error{Code::kInvalidArgument, where + chained.error().message};
     if (log.requests.empty()) first = request->seconds;
     request->seconds -= first;
     if (!log.requests.empty() && request->seconds < log.requests.back().seconds) {

@@ -1,6 +1,6 @@
 // Reads logs of requests, one JSON object a line, as Mooncake publishes them: `timestamp` in
 // milliseconds, `input_length` and `output_length` in tokens, `hash_ids` of the blocks of the
-// prompt, where equal ids at equal places mean an equal beginning. And makes such requests up.
+// prompt, where equal ids mean an equal beginning up to there. And makes such requests up.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once
@@ -30,8 +30,8 @@ struct RequestLog {
 };
 
 // kInvalidArgument names the line and what is wrong in it: no JSON, a field that is missing, of
-// another type or out of bounds, ids that do not cover the length in blocks of `block_tokens`,
-// requests that go back in time; or that there is no request at all.
+// another type or out of bounds, ids that do not cover the length in blocks of `block_tokens` or
+// follow another id than before, requests that go back in time; or that there is no request at all.
 Result<RequestLog> ReadRequestLog(std::istream& in, const std::string& name, uint32_t block_tokens);
 Result<RequestLog> ReadRequestLog(const std::filesystem::path& file, uint32_t block_tokens);
 

@@ -1,6 +1,7 @@
 #include "measure/capacity/run.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "measure/capacity/store_model.h"
@@ -8,6 +9,7 @@
 #include "measure/disk/memory_left.h"
 #include "measure/disk/scratch.h"
 #include "measure/disk/storage_speed.h"
+#include "measure/disk/try_small.h"
 #include "measure/page/text.h"
 #include "measure/prompts/bench_prompt.h"
 #include "measure/timing/gemm_rate.h"
@@ -36,8 +38,8 @@ double DefaultHostTier(const fs::path& dir) {
   return bytes;
 }
 
-uint64_t Blocks(double bytes, double token_bytes, uint32_t block_tokens) {
-  return std::max<uint64_t>(1, static_cast<uint64_t>(bytes / (token_bytes * block_tokens)));
+uint64_t TokensIn(double bytes, double token_bytes) {
+  return std::max<uint64_t>(1, static_cast<uint64_t>(bytes / token_bytes));
 }
 
 // prefixd's own choice is made among segments. What is stored beside the rows is in `token_bytes`.
@@ -45,6 +47,42 @@ StoreShape StoreOf(double bytes, double token_bytes) {
   return {.token_bytes = token_bytes,
           .quota_bytes = std::max<uint64_t>(1, static_cast<uint64_t>(bytes))};
 }
+
+// What every policy hits in caches of so many bytes, of which a token takes `token_bytes`.
+CapacityPoint ReplayAll(const RequestLog& log, double bytes, double token_bytes) {
+  CapacityPoint point;
+  point.bytes = bytes;
+  for (const Eviction policy : kPolicies) {
+    point.hits.push_back(policy == Eviction::kScore
+                             ? ReplayInModel(log, StoreOf(bytes, token_bytes))
+                             : ReplayRequests(log, TokensIn(bytes, token_bytes), policy));
+  }
+  return point;
+}
+
+// Seconds that replaying the log once against all policies takes: of its first thousand requests,
+// in a cache that holds a part of them.
+double ReplaySeconds(const RequestLog& log) {
+  const auto blocks = [](const std::vector<Request>& requests) {
+    double sum = 0;
+    for (const Request& r : requests) sum += double(r.blocks.size());
+    return sum;
+  };
+  RequestLog first;
+  first.block_tokens = log.block_tokens;
+  const size_t n = std::min<size_t>(1000, log.requests.size());
+  first.requests.assign(log.requests.begin(), log.requests.begin() + ptrdiff_t(n));
+  const auto begun = std::chrono::steady_clock::now();
+  ReplayAll(first, double(first.input_tokens()) / 8, 1);
+  const double took =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  return took * blocks(log.requests) / blocks(first.requests);
+}
+
+int CurvePoints(const CapacityOptions& options) { return options.quick ? 5 : 9; }
+
+// How often a part is measured beside the first time, which does not count.
+uint32_t Repeats(const CapacityOptions& options) { return options.quick ? 2 : 3; }
 
 }  // namespace
 
@@ -66,13 +104,18 @@ double CapacityOutcome::HostSeconds(double tokens) const {
 }
 
 double CapacityOutcome::PutSeconds(double tokens) const {
-  return tokens * token_bytes_on_disk() / put_rate;
+  return tokens * double(what.model.token_bytes()) / put_rate;
 }
 
-std::optional<double> CapacityOutcome::ReuseThatPays(double tokens) const {
+double CapacityOutcome::BackgroundSeconds(double tokens) const {
+  return tokens * double(what.model.token_bytes()) *
+         (ingest_seconds_per_byte + recluster_seconds_per_byte);
+}
+
+std::optional<double> CapacityOutcome::ReuseThatPays(double tokens, bool with_background) const {
   const double saved = PrefillSeconds(tokens) - SsdSeconds(tokens);
   if (saved <= 0) return std::nullopt;
-  return PutSeconds(tokens) / saved;
+  return (with_background ? StoreSeconds(tokens) : PutSeconds(tokens)) / saved;
 }
 
 Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const fs::path& dir,
@@ -105,14 +148,18 @@ Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const fs::path
   plan.layers =
       static_cast<uint32_t>(std::clamp(std::floor(most), 1.0, double(plan.model.n_layers)));
   const double bytes = layer * plan.layers;
-  plan.plan.bytes = bytes * 5 + layer * 2;
-  double blocks = 0;
-  for (const Request& r : plan.log.requests) blocks += double(r.blocks.size());
-  plan.plan.seconds = bytes * 20 / 5e8 + 3 + layer / 2e6 + blocks * 20 * 1.5e-6;
+  if (progress) progress("trying a small prompt, to know how long the rest takes");
+  PREFIXD_ASSIGN(const RowSeconds costs, TrySmallPrompt(plan.model, 2048, dir));
+  const double times = Repeats(options) + 1;
+  plan.plan.bytes = bytes * (times + 1) + layer * 2.5;
+  // Rows are put and stored again for restores; those take less than a put.
+  plan.plan.seconds = bytes * (costs.making + costs.putting * (3 * times + 1)) +
+                      layer * costs.attaching +
+                      (CurvePoints(options) + 1) * ReplaySeconds(plan.log);
   plan.plan.sentences = {"Measures put and restore of " + GigaBytes(bytes) + " of rows of " +
-                         plan.model.name + ", and replays " +
-                         Thousands(double(plan.log.requests.size())) + " requests (" +
-                         plan.log.name + ") against caches of several sizes."};
+                         plan.model.name + ", and replays " + plan.log.name + " (" +
+                         Thousands(double(plan.log.requests.size())) + " requests in " +
+                         Seconds(plan.log.seconds()) + ") against caches of several sizes."};
   return plan;
 }
 
@@ -125,7 +172,7 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
     SpeedOptions speed;
     speed.dir = plan.dir;
     speed.parts = {"put", "restore", "host"};
-    speed.pairs = plan.options.quick ? 2 : 3;
+    speed.pairs = Repeats(plan.options);
     speed.fio = false;
     speed.progress = progress;
     PREFIXD_ASSIGN(const SpeedReport measured, MeasureSpeed(prompt, speed));
@@ -136,27 +183,24 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
   if (progress) progress("what is stored beside the rows");
   const Prompt prompt = SyntheticPrompt(plan.model.Geometry(1), plan.tokens, false);
   PREFIXD_ASSIGN(const AttachReport stored, MeasureAttach(prompt, plan.dir / "attach", false, 1));
-  out.stored_per_row_byte = std::max(1.0, stored.stored_bytes / double(prompt.row_bytes()));
+  const double rows = double(prompt.row_bytes());
+  out.stored_per_row_byte = std::max(1.0, stored.stored_bytes / rows);
+  out.ingest_seconds_per_byte = stored.ingest_seconds / rows;
+  out.recluster_seconds_per_byte =
+      std::max(0.0, stored.reclustered_seconds - stored.ingest_seconds) / rows;
   if (plan.options.prefill_rate <= 0) out.gemm_flops = GemmFlops(plan.options.quick ? 0.2 : 1);
   if (progress) progress("replaying requests");
-  const uint32_t block = plan.log.block_tokens;
-  const double on_disk = out.token_bytes_on_disk(), rows = double(plan.model.token_bytes());
+  const double on_disk = out.token_bytes_on_disk();
   out.endless = ReplayRequests(plan.log, 0, Eviction::kScore);
   out.disk = ReplayInModel(plan.log, StoreOf(plan.disk_bytes, on_disk));
   // The host tier holds what was used last, whatever the disk keeps.
-  out.memory = ReplayRequests(plan.log, Blocks(plan.memory_bytes, rows, block), Eviction::kLru);
-  const double all = double(out.endless.peak_blocks) * block * on_disk;
-  const int points = plan.options.quick ? 5 : 9;
-  for (int i = 0; i < points; ++i) {
-    CapacityPoint point;
-    point.bytes = all * std::pow(1000, double(i) / (points - 1) - 1);  // from a thousandth to all
-    const uint64_t blocks = Blocks(point.bytes, on_disk, block);
-    for (const Eviction policy : kPolicies) {
-      point.hits.push_back(policy == Eviction::kScore
-                               ? ReplayInModel(plan.log, StoreOf(point.bytes, on_disk))
-                               : ReplayRequests(plan.log, blocks, policy));
-    }
-    out.curve.push_back(point);
+  const uint64_t in_memory = TokensIn(plan.memory_bytes, double(plan.model.token_bytes()));
+  out.memory = ReplayRequests(plan.log, in_memory, Eviction::kLru);
+  const double all = double(out.endless.distinct_tokens) * on_disk;
+  const int points = CurvePoints(plan.options);
+  for (int i = 0; i < points; ++i) {  // from a thousandth to all
+    const double bytes = all * std::pow(1000, double(i) / (points - 1) - 1);
+    out.curve.push_back(ReplayAll(plan.log, bytes, on_disk));
   }
   return out;
 }

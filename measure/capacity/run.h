@@ -36,7 +36,8 @@ struct CapacityPlan {
   std::filesystem::path dir;
   RequestLog log;
   double disk_bytes = 0, memory_bytes = 0;
-  uint32_t layers = 0, tokens = 0;  // of the prompt that is measured
+  uint32_t layers = 0, tokens = 0;   // of the prompt that is measured
+  std::vector<std::string> skipped;  // what is not as the model has it
   Plan plan;
 };
 
@@ -50,7 +51,10 @@ struct CapacityOutcome {
   CapacityPlan what;
   double stored_per_row_byte = 0;                    // with summaries and indexes
   double put_rate = 0, ssd_rate = 0, host_rate = 0;  // bytes of rows per second
-  double gemm_flops = 0;                             // where no prefill rate is given
+  // Behind a put, for a byte of rows: until summaries and indexes are made, and from there until
+  // rows are reclustered.
+  double ingest_seconds_per_byte = 0, recluster_seconds_per_byte = 0;
+  double gemm_flops = 0;  // where no prefill rate is given
   CacheHits endless, disk, memory;
   std::vector<CapacityPoint> curve;  // ascending
 
@@ -58,12 +62,17 @@ struct CapacityOutcome {
     return double(what.model.token_bytes()) * stored_per_row_byte;
   }
   double PrefillSeconds(double tokens) const;
-  double SsdSeconds(double tokens) const;   // to restore
-  double HostSeconds(double tokens) const;  // to restore
-  double PutSeconds(double tokens) const;
+  double SsdSeconds(double tokens) const;         // to restore
+  double HostSeconds(double tokens) const;        // to restore
+  double PutSeconds(double tokens) const;         // until the prompt is durable
+  double BackgroundSeconds(double tokens) const;  // of work behind it
+  double StoreSeconds(double tokens) const {
+    return PutSeconds(tokens) + BackgroundSeconds(tokens);
+  }
   // Hits that a stored prompt of this length must have, on average, for storing to take less time
-  // than it saves; nothing where restoring is no faster than computing.
-  std::optional<double> ReuseThatPays(double tokens) const;
+  // than it saves, with the background's work or the put alone; nothing where restoring is no
+  // faster than computing.
+  std::optional<double> ReuseThatPays(double tokens, bool with_background) const;
 };
 
 using CapacityProgress = std::function<void(const std::string&)>;

@@ -113,6 +113,8 @@ class StoreModel {
     return out;
   }
 
+  // Frees a 32nd of the quota beyond what is needed, as a store does (kHeadroomParts of
+  // storage/files/space.cc): a plan looks at all segments, and serves for many puts.
   bool MakeRoom(uint64_t bytes, uint64_t held) {
     if (shape_.quota_bytes == 0 || bytes_ + bytes <= shape_.quota_bytes) return true;
     std::vector<EvictionNode> nodes;
@@ -129,7 +131,12 @@ class StoreModel {
       node.held = id == held;
     }
     storage::EvictionPlan plan(std::move(nodes));
-    if (!plan.Free(bytes_ + bytes - shape_.quota_bytes, nullptr)) return false;
+    const uint64_t needed = bytes_ + bytes - shape_.quota_bytes;
+    const uint64_t with_headroom = needed + shape_.quota_bytes / 32;
+    if (!plan.Free(needed, nullptr)) return false;
+    if (plan.freed() < with_headroom) {  // as far as there is any
+      static_cast<void>(plan.Free(with_headroom - plan.freed(), nullptr));
+    }
     for (const EvictionNode& victim : plan.victims()) {
       uint64_t id = 0;
       std::memcpy(&id, victim.id.bytes.data(), sizeof(id));

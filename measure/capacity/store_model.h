@@ -19,7 +19,7 @@ struct StoreShape {
 };
 
 // Each request restores what is stored of its prompt, which is one use, and puts the prompt, which
-// is another one. peak_blocks stays 0.
+// is another one. peak_tokens stays 0.
 CacheHits ReplayInModel(const RequestLog& log, const StoreShape& shape);
 
 }  // namespace prefixd::bench

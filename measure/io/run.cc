@@ -1,12 +1,12 @@
 #include "measure/io/run.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "measure/disk/fio.h"
 #include "measure/disk/memory_left.h"
 #include "measure/disk/scratch.h"
+#include "measure/disk/try_small.h"
 #include "measure/page/text.h"
 #include "measure/prompts/bench_prompt.h"
 
@@ -14,32 +14,6 @@ namespace prefixd::bench {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Seconds that a byte of rows takes: making it, putting it once, and its summaries and indexes.
-struct IoCosts {
-  double making = 0, putting = 0, attaching = 0;
-};
-
-Result<IoCosts> TryIo(const ModelShape& model, uint32_t tokens, const fs::path& dir) {
-  using InSeconds = std::chrono::duration<double>;
-  IoCosts costs;
-  const auto begun = std::chrono::steady_clock::now();
-  const Prompt prompt = SyntheticPrompt(model.Geometry(1), tokens, false);
-  const double bytes = double(prompt.row_bytes());
-  costs.making = InSeconds(std::chrono::steady_clock::now() - begun).count() / bytes;
-  SpeedOptions speed;
-  speed.dir = dir;
-  speed.parts = {"put"};
-  speed.pairs = 2;
-  speed.fio = false;
-  PREFIXD_ASSIGN(const SpeedReport tried, MeasureSpeed(prompt, speed));
-  costs.putting = 1 / tried.lines.at("put").ours.median;
-  const auto attaching = std::chrono::steady_clock::now();
-  PREFIXD_ASSIGN(const AttachReport attached, MeasureAttach(prompt, dir / "attach", false, 1));
-  static_cast<void>(attached);
-  costs.attaching = InSeconds(std::chrono::steady_clock::now() - attaching).count() / bytes;
-  return costs;
-}
 
 }  // namespace
 
@@ -61,7 +35,7 @@ Result<IoPlan> PlanIo(const IoOptions& options, const fs::path& dir, const IoPro
     plan.skipped.push_back("fio beside put, restore and rows: " + fio.error().message);
   }
   if (progress) progress("trying a small prompt, to know how long the rest takes");
-  PREFIXD_ASSIGN(const IoCosts costs, TryIo(plan.model, 2048, dir));
+  PREFIXD_ASSIGN(const RowSeconds costs, TrySmallPrompt(plan.model, 2048, dir));
   const double layer = double(plan.model.Geometry(1).token_bytes()) * plan.tokens;
   // Rows in memory, the same interleaved, the host tier, and a source for memcpy.
   const double memory = double(AvailableMemory()) * 0.7 / 4.5;

@@ -356,23 +356,4 @@ Status LimitPrefix(RemoteStore& client, const Options& options) {
   return ChangeLifetime(client, options, {std::nullopt, seconds});
 }
 
-Status VerifyPrefixes(RemoteStore& client, const Options& options) {
-  PREFIXD_ASSIGN(const VerifySummary v,
-                 client.Verify(options.prefix, ShowProgress("verify", options.quiet)));
-  if (options.json) {
-    PrintJson(ToJson(v));
-  } else {
-    std::printf("verified %s segments, %s pages, %s derived files, %s: %s\n",
-                Count(v.segments).c_str(), Count(v.pages).c_str(), Count(v.blobs).c_str(),
-                Bytes(v.bytes).c_str(),
-                v.damaged.empty() ? "all good" : (Count(v.damaged.size()) + " damaged").c_str());
-    for (const std::string& d : v.damaged) std::printf("damaged: %s\n", Printable(d).c_str());
-  }
-  if (v.damaged.empty()) return {};
-  return Error{Code::kCorrupt, Count(v.damaged.size()) +
-                                   " damaged; segments are quarantined and will not be served: put "
-                                   "those prompts again, then remove the damaged prefixes. Damaged "
-                                   "derived files were deleted and are made again"};
-}
-
 }  // namespace prefixd::ctl

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <random>
 #include <string>
@@ -45,7 +46,8 @@ VerifySummary SummaryOf(storage::VerifyReport report) {
                         report.blobs,
                         report.bytes,
                         std::move(report.damaged),
-                        {}};
+                        {},
+                        std::move(report.unread)};
   for (const SegmentId& id : report.covered) summary.covered.push_back(id.ToString());
   return summary;
 }
@@ -256,6 +258,11 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
                                                      const OpenStorage& open) {
   PREFIXD_TRY(CheckOptions(options));
   PREFIXD_ASSIGN(RuntimeOptions resolved, WithMemoryParts(options, MachineMemory()));
+  // Others are told of the directory (a snapshot's is read by prefixctl), and a program may change
+  // its own.
+  std::error_code failed;
+  auto dir = std::filesystem::absolute(options.dir, failed);
+  if (!failed) resolved.dir = std::move(dir);
   const std::shared_ptr<MemoryBudget> memory = NewMemoryBudget(resolved);
   PREFIXD_ASSIGN(storage::StoreOptions at, StorageOptions(resolved));
   at.memory = memory;

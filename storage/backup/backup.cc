@@ -23,6 +23,8 @@ namespace prefixd::storage {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr std::string_view kLostAndFound = "lost+found";
+
 struct Source {
   std::string name;
   uint64_t bytes = 0, inode = 0;
@@ -89,7 +91,7 @@ Status CheckUnused(const fs::path& dir) {
     return {};
   };
   PREFIXD_TRY(check(dir, [](std::string_view name) {
-    return name == "lock" || name == "data" || name == "BACKUP.tmp" || name == "lost+found" ||
+    return name == "lock" || name == "data" || name == "BACKUP.tmp" || name == kLostAndFound ||
            IsManifest(name);
   }));
   std::error_code failed;
@@ -259,6 +261,19 @@ class Writer {
   BackupReport report_;
 };
 
+// Every freshly made ext4 has it.
+bool IsLostAndFound(const fs::directory_entry& entry) {
+  return entry.path().filename() == kLostAndFound;
+}
+
+// Whether nothing lies where a backup is to be restored.
+bool Unused(const fs::path& dir) {
+  std::error_code failed;
+  if (!fs::exists(dir, failed) && !failed) return true;
+  const auto entries = ListDirectory(dir);
+  return entries.ok() && std::ranges::all_of(*entries, IsLostAndFound);
+}
+
 Result<RestoreReport> RestoreInto(const fs::path& from, const fs::path& to,
                                   const Progress& progress) {
   // A backup that may not be written to is not written to by others either, as far as this goes.
@@ -303,14 +318,16 @@ Result<RestoreReport> RestoreBackup(const fs::path& from, const fs::path& to,
   if (!fs::exists(from / "BACKUP", failed)) {
     return Error{Code::kNotFound, "there is no backup in " + from.string()};
   }
-  if (fs::exists(to, failed) && !fs::is_empty(to, failed)) {
+  if (!Unused(to)) {
     return Error{Code::kFailedPrecondition,
                  to.string() + " is not empty; a backup is restored into a new directory"};
   }
   PREFIXD_TRY(RefuseAsRoot(to));  // an empty directory may be the daemon's
   auto report = RestoreInto(from, to, progress);
   if (!report.ok()) {
-    for (const auto& entry : fs::directory_iterator(to, failed)) fs::remove_all(entry, failed);
+    for (const auto& entry : fs::directory_iterator(to, failed)) {
+      if (!IsLostAndFound(entry)) fs::remove_all(entry, failed);
+    }
   }
   return report;
 }

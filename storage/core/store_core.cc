@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "storage/files/min_free.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
@@ -46,13 +47,18 @@ Result<std::shared_ptr<StoreCore>> StoreCore::Join(const StoreOptions& options,
                                                    const EngineWrapper& wrap_engine,
                                                    const CatalogWrapper& wrap_catalog) {
   PREFIXD_TRY(ValidateOptions(options));
-  std::shared_ptr<StoreCore> core(new StoreCore(options));
+  PREFIXD_TRY(CreateStoreDir(options.dir));
+  StoreOptions resolved = options;
+  if (resolved.min_free_bytes == kByDisk) {
+    PREFIXD_ASSIGN(const uint64_t disk, DiskBytes(options.dir));
+    resolved.min_free_bytes = MinFreeOf(disk);
+  }
+  std::shared_ptr<StoreCore> core(new StoreCore(resolved));
   PREFIXD_TRY(core->OpenParts(wrap_engine, wrap_catalog));
   return core;
 }
 
 Status StoreCore::OpenParts(const EngineWrapper& wrap_engine, const CatalogWrapper& wrap_catalog) {
-  PREFIXD_TRY(CreateStoreDir(options.dir));
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
   CrashPoint("open.locked");
   PREFIXD_TRY(RefuseLostCatalog(options.dir));

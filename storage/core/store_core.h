@@ -78,7 +78,8 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
   // Serialises commits. Held for writes of the catalog, never for reads of segments.
   std::mutex commit_mutex;
   std::atomic<bool> snapshot_taken{false};
-  int64_t last_verified_ms = 0;  // the scrub's latest; guarded by commit_mutex
+  // The scrub's latest, and what the clock said when it looked last; guarded by commit_mutex.
+  int64_t last_verified_ms = 0, scrub_clock_ms = 0;
 
   std::unique_ptr<StoredModels> models;
   std::unique_ptr<SegmentAccess> segments;

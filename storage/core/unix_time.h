@@ -11,4 +11,9 @@ inline int64_t NowUnixMs() {
   return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
 }
 
+// A time that lies further ahead was written by a clock that was wrong, as one is before NTP.
+inline constexpr int64_t kClockSlackMs = 3600'000;
+// Stands for such a time: long ago, so that what goes by it is done again.
+inline constexpr int64_t kUnknownTimeMs = 1;
+
 }  // namespace prefixd::storage

@@ -11,8 +11,8 @@
 namespace prefixd::storage {
 namespace {
 
-// Whether a verification ended for a reason that says nothing about what is stored.
-bool Unread(const Error& error) {
+// Whether a verification ended for a reason that has nothing to do with what is stored.
+bool Interrupted(const Error& error) {
   return EndedEarly(error) || error.code == Code::kResourceExhausted;
 }
 
@@ -41,21 +41,25 @@ Status Verifier::VerifySegment(SegmentRecord record, const VerifyRun& run, Verif
       return {};
     }();
     if (sound.ok()) break;
-    if (Unread(sound.error())) return sound;
+    if (Interrupted(sound.error())) return sound;
     const auto now = parts_.tree.Record(record.id);
     if (!now.ok()) return {};  // removed meanwhile
     if (now->file == record.file) break;
     record = *now;  // rewritten meanwhile: its new file counts
   }
-  report.covered.push_back(record.id);
+  // An error of the disk says nothing about the bytes behind it: they may be read another time.
+  const bool unread = !sound.ok() && sound.error().code != Code::kCorrupt;
+  if (unread) {
+    report.unread.push_back(who + ": " + sound.error().message);
+  } else {
+    report.covered.push_back(record.id);
+  }
   if (sound.ok()) {
     parts_.segments.LiftQuarantine(record.id);
-  } else {
+  } else if (!unread) {
     report.damaged.push_back(who + ": " + sound.error().message);
-    if (sound.error().code == Code::kCorrupt) {
-      parts_.files.Erase(record);
-      parts_.segments.Quarantine(record.id, sound.error().message);
-    }
+    parts_.files.Erase(record);
+    parts_.segments.Quarantine(record.id, sound.error().message);
   }
   for (const std::string& name : parts_.blobs.List(record.id)) {
     ++report.blobs;
@@ -65,9 +69,11 @@ Status Verifier::VerifySegment(SegmentRecord record, const VerifyRun& run, Verif
       continue;
     }
     if (checked.error().code == Code::kNotFound) continue;  // removed or replaced meanwhile
-    if (Unread(checked.error())) return checked.error();
-    report.damaged.push_back(who + ", blob " + name + ": " + checked.error().message);
-    if (checked.error().code == Code::kCorrupt) DropDamagedBlob(record.id, name);
+    if (Interrupted(checked.error())) return checked.error();
+    const bool damaged = checked.error().code == Code::kCorrupt;
+    (damaged ? report.damaged : report.unread)
+        .push_back(who + ", blob " + name + ": " + checked.error().message);
+    if (damaged) DropDamagedBlob(record.id, name);
   }
   return {};
 }

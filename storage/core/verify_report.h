@@ -16,6 +16,8 @@ struct VerifyReport {
   uint64_t pages = 0, blobs = 0, bytes = 0;
   std::vector<std::string> damaged;  // one sentence each: what and where
   std::vector<SegmentId> covered;    // the segments that were read, each once
+  std::vector<std::string>
+      unread;  // like damaged: what could not be read, so that nothing is known
 };
 
 // Hears of a damaged blob that was deleted, on the thread that met it; the caller may hold locks of

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "prefixd/options.h"
 #include "storage/io/io_engine.h"
 
 namespace prefixd::storage {
@@ -37,10 +38,12 @@ struct StoreOptions {
   std::shared_ptr<MemoryBudget> memory;
   uint64_t tables_bytes = 256ull << 20;  // bound of what idle open segments keep in memory
   uint64_t max_open_files = 0;           // segment files; 0: by the process's limit (open_files.h)
-  uint64_t min_free_bytes = 256ull << 20;  // free-space watermark: no put goes below it
-  uint64_t ballast_bytes = 16ull << 20;    // released on a full disk (ballast.h); 0: none
-  uint64_t quota_bytes = 0;                // physical bytes of all segments and blobs; 0: none
-  uint64_t tenant_quota_bytes = 0;         // the same for each tenant, 0: none ...
+  // Free-space watermark: no put goes below it. kByDisk: MinFreeOf the disk (min_free.h), as it is
+  // when the store is opened.
+  uint64_t min_free_bytes = kByDisk;
+  uint64_t ballast_bytes = 16ull << 20;  // released on a full disk (ballast.h); 0: none
+  uint64_t quota_bytes = 0;              // physical bytes of all segments and blobs; 0: none
+  uint64_t tenant_quota_bytes = 0;       // the same for each tenant, 0: none ...
   std::map<std::string, uint64_t> tenant_quotas;  // ... except these
   Eviction eviction = Eviction::kByScore;
   // The clock by which uses grow old (Unix time in milliseconds), for a day of requests that is

@@ -72,6 +72,14 @@ Status CheckWritable(const std::filesystem::path& path) {
                               "written again. What is stored is served"};
 }
 
+Result<uint64_t> DiskBytes(const std::filesystem::path& path) {
+  struct statvfs fs {};
+  if (::statvfs(path.c_str(), &fs) != 0) {
+    return ErrnoError(errno, "cannot ask for the size of the disk of " + path.string());
+  }
+  return uint64_t{fs.f_blocks} * uint64_t{fs.f_frsize};
+}
+
 Result<uint64_t> FreeBytes(const std::filesystem::path& path) {
   struct statvfs fs {};
   if (::statvfs(path.c_str(), &fs) != 0) {

@@ -39,6 +39,8 @@ Status RemoveFile(const std::filesystem::path& path);
 Status CheckWritable(const std::filesystem::path& path);
 // Returns the free bytes for unprivileged writers on the file system of `path`.
 Result<uint64_t> FreeBytes(const std::filesystem::path& path);
+// The size of the file system that `path` lies on.
+Result<uint64_t> DiskBytes(const std::filesystem::path& path);
 // Allocates the blocks of [0, bytes), so that a full disk shows before anything is written. False
 // where the file system cannot allocate; the file then has the size alone.
 Result<bool> Preallocate(int fd, uint64_t bytes, const std::filesystem::path& path);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <utility>
 
 #include "storage/core/unix_time.h"
 #include "storage/io/errors.h"
@@ -65,6 +66,8 @@ class Scrub {
     PREFIXD_TRY(core_.verifier->VerifySegment(record, run, report));
     core_.counters.scrub_damaged += report.damaged.size();
     for (const std::string& what : report.damaged) LogWarning("scrub: " + what);
+    // What could not be read has its next turn behind all others, as if it had been.
+    for (const std::string& what : report.unread) LogWarning("scrub: not read: " + what);
     Done(record.id);
     const uint64_t blob_bytes = core_.blobs->BytesOf(record.id);
     core_.counters.scrub_bytes += blob_bytes;
@@ -100,12 +103,25 @@ int64_t Now(StoreCore& core) {
   return std::max(NowUnixMs(), core.last_verified_ms);
 }
 
+// When the clock was set back, nothing of what it said before is known to be true: all is due.
+void HeedClock(StoreCore& core) {
+  std::lock_guard commit(core.commit_mutex);
+  const int64_t now = NowUnixMs();
+  const int64_t before = std::exchange(core.scrub_clock_ms, now);
+  if (before <= now + kClockSlackMs) return;
+  core.last_verified_ms = 0;
+  for (const SegmentRecord& record : core.tree.Records()) {
+    core.tree.SetVerified(record.id, kUnknownTimeMs);
+  }
+}
+
 }  // namespace
 
 Result<int64_t> ScrubStore(StoreCore& core, const ScrubOptions& options) {
   if (options.bytes_per_second == 0 || options.interval_ms < 0 || !options.wait) {
     return InvalidArgument("a scrub needs a rate, an interval and a way to wait");
   }
+  HeedClock(core);
   Scrub scrub(core, options);
   // Verified by this call: not due again within it, however short the interval.
   std::set<SegmentId> done;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
@@ -52,7 +53,9 @@ class Recovery {
     std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
       return a.record.tokens.begin < b.record.tokens.begin;
     });
-    for (const CatalogSegment& segment : segments) {
+    const int64_t now = NowUnixMs();
+    for (CatalogSegment& segment : segments) {
+      if (segment.verified_unix_ms > now + kClockSlackMs) segment.verified_unix_ms = kUnknownTimeMs;
       core_.tree.Insert({segment, core_.models->ScopeOf(segment.record),
                          core_.segments->CheckRelations(segment.record).ok()});
       core_.catalog->sequences().Saw(segment.record.sequence);

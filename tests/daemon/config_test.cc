@@ -5,6 +5,8 @@
 
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "tests/support/test.h"
 
@@ -49,6 +51,26 @@ TEST_F(ConfigTest, PrintedFormReadsBackToTheSame) {
   EXPECT_EQ(config_.store.tenant_quotas, c.store.tenant_quotas);
   EXPECT_EQ(config_.store.host_tier_shares, c.store.host_tier_shares);
   EXPECT_EQ(config_.store.estimators, c.store.estimators);
+}
+
+// A package keeps the printed form: an option that goes, or a default that changes, is no matter
+// there unless somebody has set it.
+TEST_F(ConfigTest, WhatIsLeftAtItsDefaultIsPrintedAsAComment) {
+  const auto active = [](const Config& config) {
+    std::istringstream lines(PrintConfig(config));
+    std::vector<std::string> found;
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.empty() && line[0] != '#' && line[0] != '[') found.push_back(line);
+    }
+    return found;
+  };
+  EXPECT_EQ(active({}), std::vector<std::string>{});
+  EXPECT_NE(PrintConfig({}).find("\n#min_free_mib = \"auto\"\n"), std::string::npos);
+  Config packaged;
+  packaged.store.dir = "/var/lib/prefixd";
+  packaged.socket = "/run/prefixd/prefixd.sock";
+  packaged.socket_access = "group";
+  EXPECT_EQ(active(packaged), std::vector<std::string>{"socket_access = 'group'"});
 }
 
 TEST_F(ConfigTest, TablesOnTheCommandLine) {
@@ -146,6 +168,10 @@ TEST_F(ConfigTest, MemoryIsWrittenWithItsUnit) {
   EXPECT_EQ(config_.store.host_tier_bytes, 2ull << 30);
   ASSERT_TRUE(flag("host-tier-mib", "auto").ok());
   EXPECT_EQ(config_.store.host_tier_bytes, kByMemory);
+  ASSERT_TRUE(flag("min-free-mib", "auto").ok());
+  EXPECT_EQ(config_.store.min_free_bytes, kByDisk);
+  ASSERT_TRUE(flag("min-free-mib", "1GiB").ok());
+  EXPECT_EQ(config_.store.min_free_bytes, 1ull << 30);
   EXPECT_FALSE(flag("quota-mib", "auto").ok());
   ASSERT_TRUE(Load("[store]\nmemory_mib = 4096\nhost_tier_mib = 'auto'\n").ok());
   EXPECT_EQ(config_.store.memory_bytes, 4ull << 30);

@@ -1,4 +1,7 @@
 // Tests the structured log: its form, slow steps, and the ids of requests.
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -113,6 +116,27 @@ TEST_F(LogTest, CallsThatFailAreNamedByTheirRequest) {
   ASSERT_GE(failures.size(), 1u);
   EXPECT_EQ(failures[0]["request"], request);
   EXPECT_EQ(failures[0]["call"], "set_lifetime");
+}
+
+// Clients may come in a loop, each of them without memory for what it shares with the daemon.
+TEST_F(LogTest, ClientsThatFindNoMemoryAreAFewLines) {
+  rlimit was{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &was), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit less{1 << 20, was.rlim_max};  // of a ring and a region, too
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &less), 0);
+  for (int i = 0; i < 60; ++i) EXPECT_TRUE(daemon_->Connect());
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &was), 0);
+  ::signal(SIGXFSZ, handler);
+  LogEvent(LogLevel::kInfo, "the last line", {});
+  const std::vector<json> lines = Lines();
+  const auto n = std::ranges::count_if(lines, [](const json& line) {
+    const std::string said = line["message"];
+    return said.starts_with("no ring for a client") ||
+           said.starts_with("no shared memory for a client");
+  });
+  EXPECT_GT(n, 0);
+  EXPECT_LE(n, 30);  // twenty at once, and one in two seconds
 }
 
 TEST(RequestIdTest, FollowsWhatTheClientCallsIt) {

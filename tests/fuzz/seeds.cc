@@ -281,7 +281,7 @@ void AddWire(Seeds& seeds) {
   options.host_tier_shares = {{"a", 0.5}, {"b", 0.25}};
   options.tenant_quotas = {{"a", 1 << 20}};
   add(options);
-  add(VerifySummary{1, 2, 3, 4, {"damaged"}, {"covered"}});
+  add(VerifySummary{1, 2, 3, 4, {"damaged"}, {"covered"}, {"unread"}});
   add(ListSpec{"0123456789abcdef0123456789abcdef:t", 7, "t"});
   add(ModelPage{{ModelSpec{"m", Geometry(), {{"weights", "x"}}, {}}}, "m"});
   PrefixPage page;

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "measure/capacity/store_model.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -38,10 +39,10 @@ TEST(CacheModelTest, CountsByHand) {
   EXPECT_EQ(all.hit_tokens, 200u + 100u + 299u);
   EXPECT_EQ(all.stored_tokens, 500u);
   EXPECT_EQ(all.distinct_tokens, 500u);
-  EXPECT_EQ(all.peak_blocks, 5u);
+  EXPECT_EQ(all.peak_tokens, 500u);
   // With room for one block nothing but the first block of a prompt is ever there.
-  const CacheHits one = ReplayRequests(log, 1, Eviction::kLru);
-  EXPECT_EQ(one.peak_blocks, 1u);
+  const CacheHits one = ReplayRequests(log, 100, Eviction::kLru);
+  EXPECT_EQ(one.peak_tokens, 100u);
   EXPECT_EQ(one.hit_tokens, 100u + 100u);
 }
 
@@ -55,27 +56,39 @@ TEST(CacheModelTest, TheLeastScoreGoesAndLongPromptsStayLonger) {
   for (Request& r : log.requests) r.input_tokens = uint32_t(32768 * r.blocks.size());
   log.requests.push_back(log.requests.front());
   for (size_t i = 0; i < 4; ++i) log.requests[i].seconds = double(i);
-  const CacheHits score = ReplayRequests(log, 11, Eviction::kScore);
-  const CacheHits oldest = ReplayRequests(log, 11, Eviction::kLru);
+  const CacheHits score = ReplayRequests(log, 11 * 32768, Eviction::kScore);
+  const CacheHits oldest = ReplayRequests(log, 11 * 32768, Eviction::kLru);
   EXPECT_GT(score.hit_tokens, oldest.hit_tokens);
   EXPECT_EQ(score.hit_tokens, 10u * 32768 - 1);
 }
 
+// A block that only ends prompts, and is short.
+constexpr uint64_t kShortTokens = 30;
+bool IsShort(uint64_t id) { return id % 4 == 3; }
+uint64_t TokensOf(uint64_t id) { return IsShort(id) ? kShortTokens : 100; }
+
 // Keeps blocks in one list, the last used first; the last leaf of it goes.
-uint64_t SlowHits(const RequestLog& log, size_t capacity) {
+uint64_t SlowHits(const RequestLog& log, uint64_t capacity_tokens) {
   std::list<uint64_t> order;
   std::map<uint64_t, uint64_t> parent;
   uint64_t hits = 0;
   const auto stored = [&](uint64_t id) {
     return std::find(order.begin(), order.end(), id) != order.end();
   };
+  const auto held = [&] {
+    uint64_t sum = 0;
+    for (const uint64_t id : order) sum += TokensOf(id);
+    return sum;
+  };
   for (const Request& r : log.requests) {
     size_t found = 0;
     while (found < r.blocks.size() && stored(r.blocks[found])) ++found;
     hits += std::min<uint64_t>(found * log.block_tokens, r.input_tokens - 1);
     size_t now = found;
-    for (; now < r.blocks.size(); ++now) {
-      if (order.size() >= capacity) {
+    for (bool room = true; now < r.blocks.size(); ++now) {
+      const uint64_t needed = TokensOf(r.blocks[now]);
+      room = needed <= capacity_tokens;
+      while (room && held() + needed > capacity_tokens) {
         auto victim = order.end();
         for (auto it = order.begin(); it != order.end(); ++it) {
           const bool leaf = std::none_of(order.begin(), order.end(), [&](uint64_t other) {
@@ -85,10 +98,12 @@ uint64_t SlowHits(const RequestLog& log, size_t capacity) {
                             r.blocks.begin() + long(now);
           if (leaf && !mine) victim = it;
         }
-        if (victim == order.end()) break;
+        room = victim != order.end();
+        if (!room) break;
         parent.erase(*victim);
         order.erase(victim);
       }
+      if (!room) break;
       order.push_front(r.blocks[now]);
       if (now > 0) parent[r.blocks[now]] = r.blocks[now - 1];
     }
@@ -103,34 +118,50 @@ uint64_t SlowHits(const RequestLog& log, size_t capacity) {
 TEST(CacheModelTest, IsTheSlowModel) {
   std::mt19937_64 rng(testing::Seed("CacheModelTest.IsTheSlowModel"));
   for (int round = 0; round < 60; ++round) {
-    // Prompts are paths in a tree: an id stands for all that went before it.
+    // Prompts are paths in a tree: an id stands for all that went before it. Some end in a short
+    // block.
     std::vector<std::vector<uint64_t>> prompts;
     for (int i = 0; i < 60; ++i) {
       std::vector<uint64_t> blocks;
       uint64_t id = 1;
       const size_t n = 1 + rng() % 5;
       for (size_t b = 0; b < n; ++b) blocks.push_back(id = id * 4 + rng() % 3);
+      if (rng() % 2 == 0) blocks.push_back(id * 4 + 3);
       prompts.push_back(std::move(blocks));
     }
-    const RequestLog log = Log(prompts);
-    for (const size_t capacity : {1, 2, 3, 5, 9, 20}) {
+    RequestLog log = Log(prompts);
+    for (Request& r : log.requests) {
+      if (IsShort(r.blocks.back())) r.input_tokens -= uint32_t(100 - kShortTokens);
+    }
+    for (const uint64_t capacity : {20u, 100u, 200u, 330u, 500u, 930u, 2000u}) {
       EXPECT_EQ(ReplayRequests(log, capacity, Eviction::kLru).hit_tokens, SlowHits(log, capacity))
           << "capacity " << capacity;
       for (const Eviction policy : kPolicies) {
         const CacheHits hits = ReplayRequests(log, capacity, policy);
-        EXPECT_LE(hits.peak_blocks, capacity) << PolicyName(policy);
+        EXPECT_LE(hits.peak_tokens, capacity) << PolicyName(policy);
         EXPECT_LE(hits.hit_tokens, ReplayRequests(log, 0, policy).hit_tokens) << PolicyName(policy);
       }
     }
   }
 }
 
+// A short last block takes the room of its tokens and not a whole block's: all policies hold both
+// prompts, as a store of as many tokens does.
+TEST(CacheModelTest, AShortBlockTakesItsTokens) {
+  RequestLog log = Log({{1, 2}, {3, 4}, {1, 2}, {3, 4}});
+  for (Request& r : log.requests) r.input_tokens = 110;
+  for (const Eviction policy : kPolicies) {
+    EXPECT_EQ(ReplayRequests(log, 220, policy).hit_tokens, 2u * 109) << PolicyName(policy);
+  }
+  EXPECT_EQ(ReplayInModel(log, {.token_bytes = 1, .quota_bytes = 220}).hit_tokens, 2u * 109);
+}
+
 // What is used often stays for LFU; GDSF lets it go once as much else came and went; LRU at once.
 TEST(CacheModelTest, CountsOfUsesByHand) {
   const RequestLog log = Log({{1}, {1}, {2}, {3}, {1}, {4}, {5}, {6}, {1}});
-  EXPECT_EQ(ReplayRequests(log, 2, Eviction::kLru).requests_hit, 1u);
-  EXPECT_EQ(ReplayRequests(log, 2, Eviction::kGdsf).requests_hit, 2u);
-  EXPECT_EQ(ReplayRequests(log, 2, Eviction::kLfu).requests_hit, 3u);
+  EXPECT_EQ(ReplayRequests(log, 200, Eviction::kLru).requests_hit, 1u);
+  EXPECT_EQ(ReplayRequests(log, 200, Eviction::kGdsf).requests_hit, 2u);
+  EXPECT_EQ(ReplayRequests(log, 200, Eviction::kLfu).requests_hit, 3u);
 }
 
 // Blocks that are used once pass through S3-FIFO's small queue, beside one that was used again; and
@@ -143,8 +174,26 @@ TEST(CacheModelTest, S3FifoKeepsWhatIsUsedAgain) {
   prompts.push_back({1});
   prompts.push_back({2});
   const RequestLog log = Log(prompts);
-  EXPECT_EQ(ReplayRequests(log, 4, Eviction::kS3Fifo).requests_hit, 4u);
-  EXPECT_EQ(ReplayRequests(log, 4, Eviction::kLru).requests_hit, 3u);
+  EXPECT_EQ(ReplayRequests(log, 400, Eviction::kS3Fifo).requests_hit, 4u);
+  EXPECT_EQ(ReplayRequests(log, 400, Eviction::kLru).requests_hit, 3u);
+}
+
+// A block that came back from the memory is forgotten there: when it leaves the main queue, it must
+// begin in the small one again.
+TEST(CacheModelTest, S3FifoForgetsWhatCameBack) {
+  std::vector<std::vector<uint64_t>> prompts = {{1}};
+  const auto often = [&](uint64_t first, uint64_t last) {
+    for (uint64_t id = first; id <= last; ++id) prompts.insert(prompts.end(), 3, {id});
+  };
+  often(2, 4);             // all of these come into the main queue, ...
+  prompts.push_back({5});  // ... 1 leaves the small one and is remembered, ...
+  prompts.push_back({1});  // ... comes back, into the main queue, ...
+  often(6, 8);
+  prompts.push_back({9});  // ... and leaves that one.
+  prompts.push_back({1});  // It comes into the small queue, and goes with the next new block.
+  prompts.push_back({10});
+  prompts.push_back({1});
+  EXPECT_EQ(ReplayRequests(Log(prompts), 400, Eviction::kS3Fifo).requests_hit, 12u);
 }
 
 TEST(CacheModelTest, ManyUsesOutweighOneThatIsNewer) {
@@ -152,7 +201,7 @@ TEST(CacheModelTest, ManyUsesOutweighOneThatIsNewer) {
   prompts.insert(prompts.end(), {{2}, {3}, {4}, {1}});
   const RequestLog log = Log(prompts);
   const auto last = [&](Eviction eviction) {
-    return ReplayRequests(log, 2, eviction).requests_hit;
+    return ReplayRequests(log, 200, eviction).requests_hit;
   };
   EXPECT_EQ(last(Eviction::kScore), 20u);
   EXPECT_EQ(last(Eviction::kLru), 19u);

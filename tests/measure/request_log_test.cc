@@ -51,6 +51,17 @@ TEST(RequestLogTest, NamesTheLineAndWhatIsWrong) {
             "hash_ids"},
            {R"({"timestamp": 2000, "input_length": 5000, "output_length": 1, "hash_ids": [1]})",
             "--block-tokens"},
+           {R"({"timestamp": 1e300, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
+            "timestamp"},
+           {R"({"timestamp": 2000, "input_length": 0, "output_length": 1, "hash_ids": []})",
+            "input_length"},
+           // Ids that stand for blocks alone: 8 behind another one, as the first, and twice.
+           {R"({"timestamp": 2000, "input_length": 900, "output_length": 1, "hash_ids": [9, 8]})",
+            "hash_id 8 follows 9 here, and follows 7 in line 1"},
+           {R"({"timestamp": 2000, "input_length": 400, "output_length": 1, "hash_ids": [8]})",
+            "hash_id 8 begins a prompt here, and follows 7 in line 1"},
+           {R"({"timestamp": 2000, "input_length": 900, "output_length": 1, "hash_ids": [5, 5]})",
+            "hash_id 5 follows 5 here, and begins a prompt in line 2"},
            {R"({"timestamp": 999, "input_length": 1, "output_length": 1, "hash_ids": [1]})",
             "sort the log"},
        }) {

@@ -22,7 +22,7 @@ if runuser -u outsider -- prefixctl status 2>/dev/null; then fail "anybody can c
 
 # The daemon locks memory (block by block, as it takes it) and stores another tenant's prompt under
 # the system call filter.
-sed -i 's/^host_tier_mlock = .*/host_tier_mlock = true/; s/^host_tier_mib = .*/host_tier_mib = 64/' /etc/prefixd/prefixd.toml
+sed -i 's/^#host_tier_mlock = .*/host_tier_mlock = true/; s/^#host_tier_mib = .*/host_tier_mib = 64/' /etc/prefixd/prefixd.toml
 systemctl restart prefixd.service || fail "it does not start with locked memory"
 prefixctl prefixes list | grep -q c-example || fail "the prefix is gone after a restart"
 prefixes=$(prefixctl prefixes list --json | sed -n 's/^ *"id": "\([0-9a-f]*\)".*/\1/p')
@@ -32,6 +32,21 @@ prefixctl status | grep 'file I/O'  # io_uring, where the kernel has it: the fil
 locked=$(awk '/^VmLck:/ { print $2 }' "/proc/$(show MainPID)/status")
 echo "locked: $locked KiB"
 [ "$locked" -gt 0 ] || fail "the host tier is not locked"
+
+# The socket belongs to another group, of which a drop-in makes the daemon a member.
+groupadd -f engines
+install -d /etc/systemd/system/prefixd.service.d
+printf '[Service]\nSupplementaryGroups=engines\n' >/etc/systemd/system/prefixd.service.d/group.conf
+cp /etc/prefixd/prefixd.toml /root/prefixd.toml
+sed -i 's/^#socket_group = .*/socket_group = "engines"/' /etc/prefixd/prefixd.toml
+systemctl daemon-reload && systemctl restart prefixd.service || fail "it does not start with listen.socket_group"
+[ "$(stat -c '%a %U %G' /run/prefixd/prefixd.sock)" = "660 prefixd engines" ] || fail "$(stat /run/prefixd/prefixd.sock)"
+# One line opens the devices.
+printf '[Service]\nPrivateDevices=no\n' >/etc/systemd/system/prefixd.service.d/group.conf
+cp /root/prefixd.toml /etc/prefixd/prefixd.toml
+systemctl daemon-reload && systemctl restart prefixd.service || fail "it does not start with devices"
+[ "$(show DevicePolicy)" = auto ] || fail "devices are closed: $(show DevicePolicy)"
+rm -r /etc/systemd/system/prefixd.service.d && systemctl daemon-reload && systemctl restart prefixd.service
 
 kill -KILL "$(show MainPID)"
 for _ in $(seq 100); do

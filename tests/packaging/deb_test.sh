@@ -98,6 +98,9 @@ bash -n "$root/usr/share/bash-completion/completions/prefixctl" || fail "complet
 zsh -fn "$root/usr/share/zsh/vendor-completions/_prefixctl" || fail "completion for zsh"
 fish --no-execute "$root/usr/share/fish/vendor_completions.d/prefixctl.fish" || fail "completion for fish"
 
+# What the package says beyond the defaults: who connects.
+[ "$(grep -cE '^[a-z_]+ = ' "$root/etc/prefixd/prefixd.toml")" = 1 ] || fail "the conffile sets more than it must"
+
 # Makes the directories that the unit makes before it starts the daemon.
 directories() {
   inside install -d -o prefixd -g prefixd -m 750 /run/prefixd

@@ -240,6 +240,8 @@ TEST_F(PrefixctlBenchTest, CapacityIsComputedForALogAndWithoutOne) {
   EXPECT_EQ(replay["endless"]["hit_tokens"], 1024);
   EXPECT_EQ(replay["disk"], replay["endless"]);  // 10 GB hold them all
   EXPECT_EQ(figures["ratios"]["hit_rate_vs_ideal"], 1);
+  // The third request's beginning is new: 1100 and 600 tokens are stored, not five whole blocks.
+  EXPECT_EQ(replay["endless"]["distinct_tokens"], 1700);
   const double row_bytes = figures["row_bytes_per_token"];
   EXPECT_EQ(row_bytes, 30 * 3 * 64 * 2 * 2);
   const double on_disk = row_bytes * figures["stored_per_row_byte"].get<double>();
@@ -254,6 +256,11 @@ TEST_F(PrefixctlBenchTest, CapacityIsComputedForALogAndWithoutOne) {
     } else {
       EXPECT_NEAR(length["reuse_that_pays"].get<double>(),
                   length["put_seconds"].get<double>() / saved, 1e-9);
+      // What is made behind the put counts beside it.
+      const double background = length["background_seconds"];
+      EXPECT_GT(background, 0);
+      EXPECT_NEAR(length["reuse_that_pays_with_background"].get<double>(),
+                  (length["put_seconds"].get<double>() + background) / saved, 1e-9);
     }
   }
   EXPECT_TRUE(Has(Page(), "log.jsonl"));

@@ -199,7 +199,7 @@ TEST(Codec, TheRest) {
   later.erase("estimate");  // of an earlier one
   EXPECT_EQ(FromJson<PrefixMatch>(later, "match").value().estimate, ReuseEstimate());
   RoundTrip(SessionReport{{}, {}, std::vector<Ledger>(3)});
-  RoundTrip(VerifySummary{1, 2, 3, 4, {"a", "b"}, {"c"}});
+  RoundTrip(VerifySummary{1, 2, 3, 4, {"a", "b"}, {"c"}, {"d"}});
   RoundTrip(std::vector<PrefixSummary>(2));
   RoundTrip(ListSpec{"after", 7, "t"});
   RoundTrip(ListSpec{});

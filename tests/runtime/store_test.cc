@@ -357,6 +357,20 @@ TEST_F(StoreTest, TheScrubEndsWithTheStore) {
   EXPECT_EQ(store_->Stats().value().scrub_bytes, 0u);  // nothing is due
 }
 
+// Who copies a snapshot has a working directory of its own.
+TEST_F(StoreTest, ARelativeDirectoryIsToldInFull) {
+  const std::filesystem::path here = std::filesystem::current_path();
+  std::filesystem::current_path(options_.dir.parent_path());
+  options_.dir = options_.dir.filename();
+  Open();
+  std::filesystem::current_path(here);
+  const auto snapshot = store_->TakeSnapshot();
+  ASSERT_OK(snapshot);
+  EXPECT_TRUE((*snapshot)->dir().is_absolute()) << (*snapshot)->dir();
+  EXPECT_TRUE(std::filesystem::exists((*snapshot)->dir() / "STORE"));
+  PutReady(MakePrompt(spec_.geometry, 60, 1));  // wherever the program is now
+}
+
 TEST_F(StoreTest, BadOptionsAreRefused) {
   RuntimeOptions bad = options_;
   bad.io = "floppy";

@@ -14,7 +14,7 @@
 
 namespace prefixd::storage {
 
-class FailingCatalog final : public Catalog {
+class FailingCatalog : public Catalog {
  public:
   explicit FailingCatalog(std::unique_ptr<Catalog> inner) : inner_(std::move(inner)) {}
 

@@ -11,6 +11,7 @@
 
 #include "daemon/access/access.h"
 #include "daemon/access/token.h"
+#include "daemon/http/readers.h"
 #include "tests/support/expect_ok.h"
 #include "tests/support/files.h"
 #include "tests/support/test.h"
@@ -124,7 +125,6 @@ TEST(TokenFile, IsItsOwnersAlone) {
   EXPECT_NE(ReadTokens(dir.path()).error().message.find("is no file"), std::string::npos);
 }
 
-// A disk that takes only a part of a token, as where it is full or a limit is reached.
 // Root makes the file and gives it to the daemon's user, and goes on looking after it.
 TEST(TokenFile, RootLooksAfterThatOfAnyUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root gives files away";
@@ -142,6 +142,31 @@ TEST(TokenFile, RootLooksAfterThatOfAnyUser) {
   EXPECT_CODE(ReadTokens(file, Who::kOperator), Code::kFailedPrecondition);
 }
 
+// An operator has made it as root, and the daemon is another user.
+TEST(TokenFile, WhoMayNotReadItIsToldWhoseItShouldBe) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root becomes another user";
+  testing::TempDir dir;
+  const std::string tokens = dir.path() / "tokens.toml", http = dir.path() / "http.token";
+  ASSERT_OK(AppendToken(tokens, {HashToken("1"), "", {.tenant = "a"}}));
+  std::ofstream(http) << "0123456789abcdef0123456789\n";
+  ASSERT_EQ(::chmod(http.c_str(), 0600), 0);
+  ASSERT_EQ(::chmod(dir.path().c_str(), 0755), 0);
+  ASSERT_EQ(::seteuid(12345), 0);
+  const auto table = ReadTokens(tokens);
+  const auto token = ReadHttpToken(http);
+  ASSERT_EQ(::seteuid(0), 0);
+  for (const std::string& said : {table.error().message, token.error().message}) {
+    EXPECT_NE(said.find("12345"), std::string::npos) << said;
+    EXPECT_NE(said.find("its owner (chown)"), std::string::npos) << said;
+  }
+  ASSERT_EQ(::chown(http.c_str(), 12345, 12345), 0);
+  ASSERT_EQ(::seteuid(12345), 0);
+  const auto own = ReadHttpToken(http);
+  ASSERT_EQ(::seteuid(0), 0);
+  EXPECT_OK(own);
+}
+
+// A disk that takes only a part of a token, as where it is full or a limit is reached.
 TEST(TokenFile, ATokenIsWrittenWholeOrNotAtAll) {
   testing::TempDir dir;
   const std::string file = dir.path() / "tokens.toml";

@@ -220,6 +220,25 @@ TEST_F(BackupTest, RefusesWhatIsNotItsOwn) {
   EXPECT_CODE(RestoreBackup(backup_, to, nullptr), Code::kFailedPrecondition);
 }
 
+// The root of a disk that was just formatted as ext4 is empty, but for lost+found, which stays.
+TEST_F(BackupTest, RestoresIntoTheRootOfAFreshDisk) {
+  Stored(Prompt(1));
+  ASSERT_OK(BackUp());
+  const fs::path disk = dir_.path() / "disk";
+  fs::create_directories(disk / "lost+found");
+  const auto stopped = RestoreBackup(backup_, disk, [](auto...) { return false; });
+  EXPECT_CODE(stopped, Code::kCancelled);
+  EXPECT_TRUE(fs::exists(disk / "lost+found"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(disk), {}), 1);  // all else is gone again
+  ASSERT_OK(RestoreBackup(backup_, disk, nullptr));
+  StoreOptions options = options_;
+  options.dir = disk;
+  const auto store = PrefixStore::Open(options);
+  ASSERT_OK(store);
+  ExpectHolds(**store, Prompt(1));
+  EXPECT_CODE(RestoreBackup(backup_, disk, nullptr), Code::kFailedPrecondition);
+}
+
 TEST_F(BackupTest, RestoringChecksEveryByte) {
   Stored(Prompt(1));
   ASSERT_OK(BackUp());

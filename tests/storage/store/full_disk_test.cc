@@ -3,12 +3,31 @@
 
 #include <fstream>
 
+#include "storage/files/min_free.h"
 #include "storage/io/file.h"
+#include "storage/store/open_store.h"
 #include "tests/storage/prompts.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {
 namespace {
+
+// Where nobody says how much of the disk stays free, its size does.
+TEST(FreeSpace, FollowsFromTheDiskWhereNobodySays) {
+  EXPECT_EQ(MinFreeOf(1ull << 30), 256ull << 20);
+  EXPECT_EQ(MinFreeOf(100ull << 30), 5ull << 30);
+  EXPECT_EQ(MinFreeOf(100ull << 40), 16ull << 30);
+  TempDir dir;
+  StoreOptions options = TestOptions(dir.path());
+  const auto own = OpenStoreCore(options);
+  ASSERT_OK(own);
+  EXPECT_EQ((*own)->options.min_free_bytes, 0u);
+  options.dir = dir.path() / "unsaid";
+  options.min_free_bytes = StoreOptions().min_free_bytes;
+  const auto core = OpenStoreCore(options);
+  ASSERT_OK(core);
+  EXPECT_EQ((*core)->options.min_free_bytes, MinFreeOf(*DiskBytes(dir.path())));
+}
 
 // The fixture has a small file system of its own, where root may mount one.
 class FullDiskTest : public ::testing::Test {

@@ -9,6 +9,9 @@
 
 #include "storage/catalog/store_dir.h"
 #include "storage/core/unix_time.h"
+#include "storage/store/open_store.h"
+#include "storage/store/scrub.h"
+#include "tests/storage/failing_catalog.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
@@ -122,6 +125,67 @@ TEST_F(ScrubTest, TheLongestUnverifiedComesFirst) {
   EXPECT_LE(since, NowUnixMs());
   ASSERT_OK(store_->Remove(a));
   ASSERT_OK(Pass());
+}
+
+constexpr int64_t kDayMs = 24 * 3600'000;
+
+// A catalog of a machine whose clock is days ahead.
+class EarlyCatalog final : public FailingCatalog {
+ public:
+  using FailingCatalog::FailingCatalog;
+  Status SetVerified(const SegmentId& id, int64_t unix_ms) override {
+    return FailingCatalog::SetVerified(id, unix_ms + 3650 * kDayMs);
+  }
+};
+
+// What was verified by a clock that was wrong was verified at no known time: it is due at once, and
+// then after the interval as ever.
+TEST_F(ScrubTest, TimesInTheFutureAreNoReasonToWait) {
+  Stored(Iota(300));
+  ASSERT_OK(Pass());
+  store_.reset();
+  ScrubOptions options;  // a week
+  options.bytes_per_second = 1ull << 40;
+  options.wait = [](nanoseconds) { return true; };
+  {
+    const auto early = OpenStoreCore(options_, nullptr, [](std::unique_ptr<Catalog> inner) {
+      return std::make_unique<EarlyCatalog>(std::move(inner));
+    });
+    ASSERT_OK(early);
+    ScrubOptions all = options;
+    all.interval_ms = 0;
+    ASSERT_OK(ScrubStore(**early, all));
+  }
+  Open();
+  EXPECT_LE(store_->stats().verified_since_unix_ms, NowUnixMs());
+  const auto due = store_->Scrub(options);
+  ASSERT_OK(due);
+  const uint64_t bytes = store_->stats().scrub_bytes;
+  EXPECT_GT(bytes, 0u);
+  EXPECT_LE(*due, NowUnixMs() + options.interval_ms);
+  ASSERT_OK(store_->Scrub(options));
+  EXPECT_EQ(store_->stats().scrub_bytes, bytes);
+}
+
+// The clock is set back while the store is open, as NTP does soon after a start.
+TEST_F(ScrubTest, AClockThatIsSetBackMakesAllDue) {
+  Stored(Iota(300));
+  store_.reset();
+  const auto core = OpenStoreCore(options_, nullptr, nullptr);
+  ASSERT_OK(core);
+  ScrubOptions options;
+  options.bytes_per_second = 1ull << 40;
+  options.wait = [](nanoseconds) { return true; };
+  ASSERT_OK(ScrubStore(**core, options));
+  EXPECT_EQ((*core)->counters.scrub_bytes, 0u);
+  (*core)->scrub_clock_ms = (*core)->last_verified_ms = NowUnixMs() + 10 * kDayMs;
+  const auto due = ScrubStore(**core, options);
+  ASSERT_OK(due);
+  const uint64_t bytes = (*core)->counters.scrub_bytes;
+  EXPECT_GT(bytes, 0u);
+  EXPECT_LE(*due, NowUnixMs() + options.interval_ms);
+  ASSERT_OK(ScrubStore(**core, options));
+  EXPECT_EQ((*core)->counters.scrub_bytes, bytes);
 }
 
 TEST_F(ScrubTest, DamagedBlobsAreDeletedAndAnnounced) {

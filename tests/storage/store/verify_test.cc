@@ -5,6 +5,8 @@
 
 #include "base/call_scope.h"
 #include "base/memory_budget.h"
+#include "storage/store/open_store.h"
+#include "tests/storage/io/faulty_engine.h"
 #include "tests/storage/open_store.h"
 
 namespace prefixd::storage {
@@ -138,6 +140,41 @@ TEST_F(VerifyTest, WhatEndsEarlyIsNotCalledDamaged) {
   }
   EXPECT_EQ(store_->Verify(nullptr, nullptr)->covered.size(), 2u);
   EXPECT_FALSE(store_->GetPrefix(b)->quarantined);
+}
+
+// An error of the disk says nothing about the bytes: nobody is told that they are damaged, and they
+// are served once the disk is well.
+TEST_F(VerifyTest, WhatCannotBeReadIsNotCalledDamaged) {
+  const auto tokens = Iota(300);
+  const SegmentId a = Stored(tokens), b = Stored(Iota(300, 5000));
+  ASSERT_OK(store_->PutBlob(a, "note", "maker", std::vector<std::byte>(500)));
+  FlipByte(FileOf(b), kPageBytes + 17);
+  store_.reset();
+  const auto plan = std::make_shared<FaultPlan>();
+  plan->reads_only = true;
+  auto opened = OpenStoreWithEngine(options_, [&](std::unique_ptr<IoEngine> inner) {
+    return std::make_unique<FaultyEngine>(std::move(inner), plan);
+  });
+  ASSERT_OK(opened);
+  store_ = *std::move(opened);
+  plan->Arm(Fault::kEio, 1, /*until_disarmed=*/true);
+  const auto blind = store_->Verify(&a, nullptr);
+  plan->Disarm();
+  ASSERT_OK(blind);
+  EXPECT_TRUE(blind->damaged.empty());
+  EXPECT_TRUE(blind->covered.empty());
+  ASSERT_EQ(blind->unread.size(), 2u);  // the rows and the blob
+  EXPECT_NE(blind->unread[0].find(a.ToString()), std::string::npos) << blind->unread[0];
+  EXPECT_NE(blind->unread[1].find("note"), std::string::npos) << blind->unread[1];
+  EXPECT_FALSE(store_->GetPrefix(a)->quarantined);
+  const auto seen = store_->Verify(nullptr, nullptr);
+  ASSERT_OK(seen);
+  EXPECT_TRUE(seen->unread.empty());
+  EXPECT_EQ(seen->damaged.size(), 1u);
+  EXPECT_EQ(seen->covered.size(), 2u);
+  EXPECT_TRUE(store_->GetPrefix(b)->quarantined);
+  EXPECT_EQ(store_->ListBlobs(a).size(), 1u);
+  ExpectWhole(a, tokens);
 }
 
 TEST_F(VerifyTest, ItsTablesCountInTheTenantsMemory) {

@@ -1,0 +1,239 @@
+"""Compares policies that decide which tokens of a long generation stay exact, on a real model: sinks and a
+window, TOVA, H2O, SnapKV, local and global scores, G-KV, KVpop. What leaves is dropped, estimated, or
+estimated and retrieved, at equal numbers of exact tokens.
+
+    python -m prefixd.retention --model build/models/smollm2 --out build/retention
+    python -m prefixd.retention --model build/models/smollm2 --out build/retention --train
+
+Texts of this machine are read by the model, all tokens forced; the first --prompt tokens are the prompt.
+What was recorded and measured is kept in --out: the same command goes on where it ended, and wider
+--policies, --budgets or --shares measure what is missing. --train trains KVpop's scorers on texts that are
+not measured. --kl puts the policies into the model and compares what it predicts; --tokens 4000 is long
+enough for that."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from prefixd.errors import PrefixdError
+from prefixd.evaluate.compare import texts
+from prefixd.evaluate.compare.chat import form_of
+from prefixd.evaluate.compare.journal import Journal
+from prefixd.retention import inside, learn
+from prefixd.retention.policies import LEARNT, NAMES, PLAIN, WINDOW
+from prefixd.retention.record import Recorded, record
+from prefixd.retention.report import Measured, Tables, kl_table, markdown, summary
+from prefixd.retention.run import Cell, Plan, measure, missing
+from prefixd.transformers.identity import checkpoint_digest
+
+SEED = 0  # chooses texts
+
+
+def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(value: str) -> list[str]:
+        names = [v.strip() for v in value.split(",") if v.strip()]
+        if wrong := [v for v in names if v not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(wrong)}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _numbers(value: str) -> list[float]:
+    return [float(v) for v in value.split(",")]
+
+
+def parser() -> argparse.ArgumentParser:
+    a = argparse.ArgumentParser(
+        prog="python -m prefixd.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = tuple(texts.KINDS)
+    usual = [n for n in NAMES if n not in LEARNT]
+    a.add_argument("--model", type=Path, required=True, help="a Hugging Face checkpoint's directory")
+    a.add_argument("--out", type=Path, required=True, help="directory for traces, scorers, rows and the report")
+    a.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    a.add_argument("--policies", type=_names(NAMES), default=usual,
+                   help=f"{', '.join(NAMES)} (all but the last two, which need --train before; the foreseen ones look "
+                   "ahead)")
+    a.add_argument("--budgets", type=_numbers, default=[0.05, 0.1, 0.25],
+                   help="exact tokens as shares of the whole text (0.05,0.1,0.25)")
+    a.add_argument("--shares", type=_numbers, default=[1.0, 0.5],
+                   help="of the exact tokens that the policy retains; the rest is retrieved. 1: what left is dropped "
+                   "or estimated (1,0.5)")
+    a.add_argument("--kinds", type=_names(kinds), default=list(kinds), help=f"of texts: {', '.join(kinds)}")
+    a.add_argument("--documents", type=int, default=2, help="measured of each kind (%(default)s)")
+    a.add_argument("--train", action="store_true", help="train KVpop's scorers instead of measuring")
+    a.add_argument("--kl", action="store_true", help="measure predictions instead: with share 1 what left is dropped, "
+                   "with less it is retrieved and estimated; no policies that need scorers")
+    a.add_argument("--training-documents", type=int, default=1, help="of each kind, beside the measured ones "
+                   "(%(default)s)")
+    a.add_argument("--prompt", type=int, default=2000, help="tokens of the prompt (%(default)s)")
+    a.add_argument("--tokens", type=int, default=7000, help="tokens in all (%(default)s)")
+    a.add_argument("--layer-step", type=int, default=6, help="every so many layers, from the second on (%(default)s)")
+    a.add_argument("--minutes", type=float, help="stop after so long; the same command goes on")
+    a.add_argument("--jobs", type=int, default=os.cpu_count(), help="layers that are measured beside each other; one "
+                   "for each core")
+    a.add_argument("--threads", type=int, default=0, help="of PyTorch, where it runs the model; 0: as it likes")
+    return a
+
+
+class Stop(Exception):
+    """The time is over."""
+
+
+class Work:
+    def __init__(self, o: argparse.Namespace) -> None:
+        self._o = o
+        self._end = None if o.minutes is None else time.monotonic() + o.minutes * 60
+        o.out.mkdir(parents=True, exist_ok=True)
+        config = json.loads((o.model / "config.json").read_text())
+        self.plan = Plan(
+            o.policies, o.budgets, o.shares, range(1, config["num_hidden_layers"], o.layer_step), o.prompt, o.tokens
+        )
+        found = texts.kept(o.out / "texts.jsonl", o.kinds, o.documents + o.training_documents, SEED)
+        self._texts = [t for kind in found.values() for t in kind]
+
+    @functools.cached_property
+    def _model(self) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._o.model, dtype=torch.float32).eval()
+        return model
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return "blake2b:" + checkpoint_digest(self._o.model)
+
+    def show(self, text: str) -> None:
+        print(f"\r  {text:<70}", end="", file=sys.stderr, flush=True)
+        if self._end is not None and time.monotonic() > self._end:
+            raise Stop
+
+    def _at(self, what: str, token: int) -> None:
+        self.show(f"{what}, token {token}")
+
+    def _some(self, training: bool) -> list[texts.Text]:
+        return [t for t in self._texts if (t.number >= self._o.documents) == training]
+
+    def _recorded(self, text: texts.Text) -> Recorded:
+        one = Recorded(self._o.out / "traces" / f"{text.kind}-{text.number}.safetensors", text.kind, text.source)
+        if not one.path.exists():
+            record(self._model, self._ids(text), self.plan.layers, one.path, one.kind, one.source,
+                   lambda at: self.show(f"{one.name}: records token {at}"))
+        return one
+
+    def _ids(self, text: texts.Text) -> list[int]:
+        form = form_of(self._o.model)
+        ids = (form.head + form.encode(text.text))[: self._o.tokens]
+        if len(ids) < self._o.tokens:
+            raise PrefixdError(f"{text.source} has {len(ids)} tokens, fewer than --tokens {self._o.tokens}")
+        return ids
+
+    def measure(self) -> None:
+        journal = Journal(self._o.out / "rows.jsonl")
+        todo = [
+            (text, layer, cells)
+            for text in self._some(training=False)
+            for layer in self.plan.layers
+            if (cells := missing(journal, f"{text.kind}-{text.number}", layer, self.plan))
+        ]
+        # Much of a policy is small steps that one thread takes: layers go beside each other.
+        with ProcessPoolExecutor(
+            self._o.jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+        ) as pool:
+            try:
+                done = [
+                    pool.submit(measure, self._recorded(text), layer, self.plan, cells,
+                                functools.partial(learn.load_scorer, self._o.out, self._digest, layer))
+                    for text, layer, cells in todo
+                ]
+                for i, future in enumerate(as_completed(done)):
+                    for row in future.result():
+                        journal.add(row)
+                    self.show(f"measured {i + 1} of {len(todo)} layers of documents")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        names = {f"{t.kind}-{t.number}" for t in self._some(training=False)}
+        keys = {(name, layer, self.plan.prompt) for name in names for layer in self.plan.layers}
+        asked = [r for r in journal.rows if tuple(r["key"]) in keys]
+        body = summary(Tables(Measured.of(asked)))
+        report = markdown(body)
+        (self._o.out / "report.md").write_text(report, encoding="utf-8")
+        if self._o.json:
+            self._o.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        print("\r" + " " * 72 + "\r" + report)
+
+    def measure_inside(self) -> None:
+        journal = Journal(self._o.out / "kl.jsonl")
+        for text in self._some(training=False):
+            key = (f"{text.kind}-{text.number}", self.plan.tokens, self.plan.prompt)
+            cells = [c for c in self.plan.cells() if not journal.has(key, c.method)]
+            if not cells:
+                continue
+            document = inside.Document(
+                self._model, self._ids(text), self.plan.prompt, functools.partial(self._at, f"{key[0]}: full attention")
+            )
+            for cell in cells:
+                document.progress = functools.partial(self._at, f"{key[0]}: {cell.method}")
+                got = document.measure(cell, functools.partial(PLAIN[cell.policy], cell.retained(self.plan.tokens)))
+                journal.add({"key": list(key), "method": cell.method, **got})
+        print("\r" + " " * 72 + "\r" + kl_table(journal.rows))
+
+    def train(self) -> None:
+        loaded = [learn.load(self._recorded(t), self.plan.layers, self.plan.prompt) for t in self._some(training=True)]
+        cells = [Cell("", b, s) for b in self._o.budgets for s in self._o.shares]
+        bests = sorted({c.retained(self.plan.tokens) - learn.SINKS - WINDOW for c in cells})
+        for name in LEARNT:
+            path = learn.scorer_path(self._o.out, name)
+            if path.exists():
+                continue
+            recent: list[float] = []
+
+            def told(step: int, loss: float, agree: float, name: str = name, recent: list[float] = recent) -> None:
+                recent.append(agree)
+                share = sum(recent[-20:]) / len(recent[-20:])
+                self.show(f"{name}: step {step}, loss {loss:.3f}, decides as the teacher in {share:.3f}")
+
+            heads = learn.train(name, loaded, bests, told)
+            learn.save(heads, name, self.plan.layers, self._digest, path)
+            print(file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    a = parser()
+    o = a.parse_args(argv)
+    if not (o.model / "config.json").is_file():
+        a.error(f"{o.model} is no checkpoint's directory; make model-smollm2 makes one")
+    if o.prompt < 64 or o.tokens < o.prompt + 256:
+        a.error("--prompt must be at least 64, --tokens at least 256 more")
+    if any(not 0 < b < 1 for b in o.budgets) or any(not 0 <= s <= 1 for s in o.shares):
+        a.error("--budgets lie between 0 and 1, --shares between 0 and 1")
+    if o.kl and any(p not in PLAIN for p in o.policies):
+        a.error("--kl takes no policies that need scorers: " + ", ".join(p for p in o.policies if p not in PLAIN))
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    try:
+        work = Work(o)
+        (work.train if o.train else work.measure_inside if o.kl else work.measure)()
+    except PrefixdError as e:
+        print(f"\nprefixd.retention: {e}", file=sys.stderr)
+        return 1
+    except (Stop, KeyboardInterrupt):
+        print("\nstopped; the same command goes on with what is missing", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

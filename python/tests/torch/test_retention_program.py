@@ -1,0 +1,170 @@
+"""The program measures policies on what a model's attention saw, goes on where it stopped, and reports means
+that follow from its rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama import LlamaForCausalLM
+
+from prefixd.evaluate.compare import texts
+from prefixd.evaluate.stats import ratio_interval
+from prefixd.retention.__main__ import main
+from prefixd.retention.attend import ESTIMATORS, Asked
+from prefixd.retention.inside import Document
+from prefixd.retention.record import Recorded, record
+from prefixd.retention.report import DROP, Measured, Tables, markdown, offload, summary
+from prefixd.retention.run import CHOICE, Cell, Layer, asked_at, errors_of
+from prefixd.retention.seen import kept
+from prefixd.retention.window import SinksAndWindow
+
+SMALL = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(LlamaConfig(**SMALL)).eval().save_pretrained(folder)
+    return folder
+
+
+def test_what_is_recorded_gives_the_models_own_attention(checkpoint: Path, tmp_path: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(checkpoint).eval()
+    ids = torch.randint(0, 256, (1100,), generator=torch.Generator().manual_seed(0)).tolist()[:1000]
+    record(model, ids, [0, 2], tmp_path / "t.safetensors", "test", "made", lambda at: None)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        native = model(torch.tensor([ids]), use_cache=False, output_attentions=True)
+    for layer in (0, 2):
+        seen = Recorded(tmp_path / "t.safetensors", "test", "made").layer(layer, 100)
+        assert seen.q.shape == (2, 2, 1000, 16) and seen.k.shape == (2, 1000, 16) and seen.prompt == 100
+        asked = Asked(seen, torch.tensor([0, 500, 999]))
+        own = (asked.weights / asked.weights.sum(-1, keepdim=True)).flatten(0, 1)
+        assert torch.allclose(own, native.attentions[layer][0][:, asked.at], atol=2e-3)  # q, k are bf16
+
+
+def test_queries_that_choose_come_first() -> None:
+    at = asked_at(2000, 7000)
+    assert len(at) == 128 and int(at[0]) == 2000 and int(at[-1]) < 7000
+    assert int((at >= 4500).sum()) == 64 and bool((at[1:] > at[:-1]).all())
+
+
+def test_the_choice_is_made_by_earlier_queries(checkpoint: Path, tmp_path: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(checkpoint).eval()
+    ids = torch.randint(0, 256, (700,), generator=torch.Generator().manual_seed(1)).tolist()
+    record(model, ids, [1], tmp_path / "t.safetensors", "test", "made", lambda at: None)
+    work = Layer(Recorded(tmp_path / "t.safetensors", "test", "made").layer(1, 200), lambda name: None)  # type: ignore[arg-type, return-value]
+    cell = Cell("window", 0.2, 0.5)
+    assert (cell.exact(700), cell.retained(700)) == (140, 70) and Cell("window", 0.2, 0).retained(700) == 20
+    got = work.measure(cell)
+    mask = kept(work.leaves("window", 70), work.at)
+    before = errors_of(work.asked, mask, 70, work.at < 450)  # what the choice is made by
+    for head in range(2):
+        mean = {e: np.mean(before[e][2 * head : 2 * head + 2]) for e in ESTIMATORS}
+        best = min(mean, key=lambda e: mean[e])
+        assert got[CHOICE][2 * head : 2 * head + 2] == got[best][2 * head : 2 * head + 2]
+
+
+def test_a_run_goes_on_where_it_stopped(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "".join(f"line {i} of a text, and {i * i} more\n" for i in range(2000))
+    monkeypatch.setattr(texts, "find", lambda kind, count, seed: [
+        texts.Text(kind, i, f"made {kind}", words[i * 1000 :]) for i in range(count)])
+    common = ["--model", str(checkpoint), "--out", str(tmp_path / "o"), "--kinds", "prose,logs", "--documents", "1",
+              "--training-documents", "1", "--prompt", "200", "--tokens", "700", "--budgets", "0.25",
+              "--layer-step", "1", "--jobs", "1", "--json", str(tmp_path / "r.json")]
+    assert main([*common, "--minutes", "0"]) == 130
+    monkeypatch.setattr("prefixd.retention.learn.STEPS", {"kvpop-mlp": 3, "kvpop-mlstm": 2})
+    assert main([*common, "--train"]) == 0
+    capsys.readouterr()
+    assert main([*common, "--policies", "window,kvpop-mlp"]) == 0
+    rows = (tmp_path / "o" / "rows.jsonl").read_text().splitlines()
+    # 2 documents, 2 layers, and for each the entropies and 2 policies with 2 shares.
+    assert len(rows) == 2 * 2 * 5
+    assert main([*common, "--policies", "window,kvpop-mlp,kvpop-mlstm,gkv", "--shares", "1,0.5"]) == 0
+    more = (tmp_path / "o" / "rows.jsonl").read_text().splitlines()
+    assert more[: len(rows)] == rows and len(more) == 2 * 2 * (5 + 5)
+    body = json.loads((tmp_path / "r.json").read_text())
+    assert body["layers"] == [1, 2] and body["documents"] == {"prose-0": "prose", "logs-0": "logs"}
+    arms = {(c["policy"], c["arm"]) for c in body["cells"]}
+    assert {(p, a) for p in ("window", "kvpop-mlstm", "gkv") for a in ("drop", "estimate", "offload@0.5")} <= arms
+    assert "| gkv | " in capsys.readouterr().out
+    assert main([*common, "--kl", "--policies", "window,gkv"]) == 0
+    assert "| gkv/0.25/0.5 | 2 | " in capsys.readouterr().out
+    assert len((tmp_path / "o" / "kl.jsonl").read_text().splitlines()) == 2 * 4
+
+
+def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(checkpoint).eval()
+    ids = torch.randint(0, 256, (420,), generator=torch.Generator().manual_seed(2)).tolist()
+    document = Document(model, ids, 100, lambda at: None)
+    # Against the model under a mask that says the same: sinks and a window behind the prompt.
+    budget = 42
+    with torch.no_grad():
+        at = torch.arange(420)
+        seen = at[None, :] <= at[:, None]
+        near = (at[None, :] < 4) | (at[:, None] - at[None, :] < budget - 4) | (at[:, None] < 100)
+        mask = torch.where(seen & near, 0.0, -torch.inf)[None, None]
+        model.set_attn_implementation("eager")
+        own = model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0].log_softmax(-1)[260:-1]
+        full = model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)[260:-1]
+    model.set_attn_implementation("sdpa")
+    got = document.measure(Cell("window", 0.1, 1), lambda: SinksAndWindow(budget))
+    assert got["kl"] == pytest.approx(float((full.exp() * (full - own)).sum(-1).mean()), rel=1e-3) and got["kl"] > 0
+    assert got["same"] == pytest.approx(float((full.argmax(-1) == own.argmax(-1)).float().mean()))
+    true = torch.tensor(ids[261:])[:, None]
+    assert got["nats"] == pytest.approx(float((full - own).gather(1, true).mean()), abs=1e-5)
+    # What is retrieved and estimated brings it nearer; with everything exact nothing is lost.
+    assert document.measure(Cell("window", 0.1, 0.5), lambda: SinksAndWindow(21))["kl"] < got["kl"]
+    assert document.measure(Cell("window", 1, 1), lambda: SinksAndWindow(420))["kl"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"], ["--kl"]])
+def test_what_is_wrong_is_said(options: list[str], checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model", str(checkpoint), "--out", str(tmp_path), *options])
+
+
+def test_the_report_pairs_by_document_and_sorts_heads_by_entropy() -> None:
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, object]] = []
+    table: dict[tuple[str, int, str, float], np.ndarray] = {}
+    for d in range(12):
+        for layer in (1, 4):
+            key = [f"prose-{d}", layer, 0]
+            entropies = [0.1 + 0.01 * layer, 0.3, 0.6, 0.9]
+            rows.append({"key": key, "method": "entropy", "kind": "prose", "entropy": entropies})
+            for policy, factor in (("window", 1.0), ("gkv", 0.5)):
+                for share in (1.0, 0.5):
+                    e = rng.uniform(0.9, 1.1, 4) * factor * share
+                    table[f"prose-{d}", layer, policy, share] = e
+                    errors = {name: (e * (2 if name == "none" else 1)).tolist() for name in (*ESTIMATORS, CHOICE)}
+                    rows.append({"key": key, "method": f"{policy}/0.1/{share}", "policy": policy, "budget": 0.1,
+                                 "share": share, "errors": errors})  # fmt: skip
+    tables = Tables(Measured.of(rows))
+    assert {k: v.tolist() for k, v in tables.m.quartile_of().items()} == {1: [0, 1, 2, 3], 4: [0, 1, 2, 3]}
+    names = tables.m.documents
+
+    def means(policy: str, share: float, heads: slice, factor: float = 1) -> list[float]:
+        return [factor * float(np.mean([table[d, i, policy, share][heads] for i in (1, 4)])) for d in names]
+
+    every = slice(None)
+    assert tables.mean(("gkv", 0.1, DROP))[0] == pytest.approx(np.mean(means("gkv", 1, every, 2)))
+    a, b = means("gkv", 0.5, slice(2, 3)), means("gkv", 1, slice(2, 3), 2)
+    got = tables.ratio(("gkv", 0.1, offload(0.5)), ("gkv", 0.1, DROP), 2)
+    assert got == pytest.approx((sum(a) / sum(b), *ratio_interval(a, b)))
+    body = summary(tables)
+    assert "of_window" in body["cells"][0] and "## 10% exact" in markdown(body)
+    # A policy that is not measured on every document is no cell.
+    assert ("gkv", 0.1, offload(0.5)) in tables.cells
+    assert ("gkv", 0.1, offload(0.5)) not in Tables(Measured.of(rows[:-1])).cells
