@@ -15,6 +15,7 @@
 #include "measure/capacity/store_replay.h"
 #include "measure/disk/scratch.h"
 #include "measure/timing/json_file.h"
+#include "measure/timing/machine.h"
 
 namespace prefixd::bench {
 namespace {
@@ -54,6 +55,7 @@ class ReplayBench {
       PREFIXD_ASSIGN(log_, ReadRequestLog(fs::path(o_.log_file), o_.block_tokens));
     }
     endless_ = ReplayRequests(log_, 0, Eviction::kLru);
+    in_memory_ = LiesInMemory(o_.dir);
     PREFIXD_ASSIGN(shape_, MeasureStoreShape(o_.dir / "shape"));
     const double mean = double(log_.input_tokens()) / double(log_.requests.size());
     std::printf("%s: %zu requests in %.0f s, %.0f tokens each; a cache without bound hits %.1f%%\n",
@@ -113,8 +115,8 @@ class ReplayBench {
       options.quota_bytes = shape.quota_bytes;
       options.compact = o_.compact;
       if (!o_.embedded) {
-        options.serve = [this](std::unique_ptr<LocalStore> store) {
-          return ServeStore(std::move(store), o_.dir);
+        options.serve = [this](std::unique_ptr<LocalStore> opened) {
+          return ServeStore(std::move(opened), o_.dir);
         };
       }
       options.progress = [](uint64_t done, uint64_t all) {
@@ -137,8 +139,9 @@ class ReplayBench {
     for (const CacheHits& hits : simulated) std::printf("%15.2f%%", 100 * hits.hit_share());
     std::printf("%9.3f%9.3f", Ratio(store.hits, best), Ratio(store.hits, endless_));
     if (!o_.simulate_only) {
-      std::printf("%7.2f GB%9.3f%6.0f s", double(store.written_bytes) / 1e9, Amplification(store),
-                  store.seconds);
+      std::printf("%7.2f GB", double(store.written_bytes) / 1e9);
+      in_memory_ ? std::printf("%9s", "-") : std::printf("%9.3f", Amplification(store));
+      std::printf("%6.0f s", store.seconds);
     }
     std::printf("\n");
     std::fflush(stdout);
@@ -161,19 +164,21 @@ class ReplayBench {
     if (!o_.simulate_only) {
       const double days = std::max(1.0, log_.seconds()) / 86400;
       cache["store"] = HitsJson(store.hits);
-      cache["store"].update(
-          {{"seconds", store.seconds},
-           {"segments", store.segments},
-           {"stored_bytes", store.stored_bytes},
-           {"evictions", store.evictions},
-           {"refused", store.refused},
-           {"row_bytes", store.row_bytes},
-           {"written_bytes", store.written_bytes},
-           {"disk_bytes", store.disk_bytes},
-           {"write_amplification", Amplification(store)},
-           {"stored_tokens_a_day", double(store.hits.stored_tokens) / days},
-           {"disk_bytes_a_day", double(store.disk_bytes) / days},
-           {"capacity_writes_a_day", double(store.disk_bytes) / double(shape.quota_bytes) / days}});
+      cache["store"].update({{"seconds", store.seconds},
+                             {"segments", store.segments},
+                             {"stored_bytes", store.stored_bytes},
+                             {"evictions", store.evictions},
+                             {"refused", store.refused},
+                             {"row_bytes", store.row_bytes},
+                             {"written_bytes", store.written_bytes},
+                             {"stored_tokens_a_day", double(store.hits.stored_tokens) / days}});
+      if (!in_memory_) {
+        cache["store"].update({{"disk_bytes", store.disk_bytes},
+                               {"write_amplification", Amplification(store)},
+                               {"disk_bytes_a_day", double(store.disk_bytes) / days},
+                               {"capacity_writes_a_day",
+                                double(store.disk_bytes) / double(shape.quota_bytes) / days}});
+      }
     }
     report_["caches"].push_back(std::move(cache));
     return {};
@@ -190,6 +195,7 @@ class ReplayBench {
   RequestLog log_;
   CacheHits endless_;
   StoreShape shape_;
+  bool in_memory_ = false;  // nothing is written to a disk
   json report_;
 };
 

@@ -117,7 +117,7 @@ void MeasureLengths(Team& team, const RowMemory& memory, int rounds, Report& rep
     }
     if (n == 16384) step_16k = s.fixed.step, gather_16k = s.fixed.gather;
     if (n == 1048576 && !step_16k.empty()) {
-      report.Ratio("given_set_growth_16k_1m", Ratios(s.fixed.step, step_16k));
+      report.Ratio("step_growth_16k_1m", Ratios(s.fixed.step, step_16k));
       report.Ratio("gather_growth_16k_1m", Ratios(s.fixed.gather, gather_16k));
     }
     if (n != 131072) continue;

@@ -21,6 +21,7 @@
 #include "runtime/session/session_services.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/store/host_pinning.h"
+#include "runtime/store/resumption.h"
 #include "runtime/work/background_pace.h"
 #include "runtime/work/maintenance.h"
 #include "runtime/work/scratch.h"
@@ -85,6 +86,7 @@ struct Core {
   std::unique_ptr<Maintenance> maintenance;
   std::unique_ptr<Scrubber> scrubber;
   std::unique_ptr<OwnMover> mover;
+  std::unique_ptr<Resumption> resumption;
 };
 
 }  // namespace prefixd

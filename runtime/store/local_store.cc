@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -24,12 +23,12 @@
 #include "runtime/store/explain.h"
 #include "runtime/store/lookup.h"
 #include "runtime/store/memory_parts.h"
+#include "runtime/store/resumption.h"
 #include "runtime/store/rewrite_prefix.h"
 #include "runtime/store/store_lists.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_reports.h"
 #include "runtime/summaries/token_features.h"
-#include "storage/io/together.h"
 
 namespace prefixd {
 namespace {
@@ -68,49 +67,17 @@ class LocalStoreImpl final : public LocalStore {
     core_->key_preloader.Stop();
     core_->index_preloader.Stop();
     core_->maintenance->Stop();
+    core_->resumption->Stop();
     core_->rewrites->Stop();
     core_->ingest->Stop();
     core_->mover->Stop();
     (void)SaveRates(core_->options.dir, core_->rates);  // the next process measures them itself
   }
 
-  // Queues segments that lack derived data for the ingest, parents first.
-  void Resume(const std::string* only_model) {
-    std::set<SegmentId> segments;
-    for (const storage::PrefixInfo& info : core_->storage->ListPrefixes()) {
-      segments.insert(info.chain.begin(), info.chain.end());
-    }
-    std::vector<storage::PrefixInfo> infos;
-    for (const SegmentId& id : segments) {
-      if (auto info = core_->storage->GetPrefix(id); info.ok()) infos.push_back(std::move(*info));
-    }
-    std::sort(infos.begin(), infos.end(),
-              [](const auto& a, const auto& b) { return a.chain.size() < b.chain.size(); });
-    std::erase_if(infos, [&](const storage::PrefixInfo& info) {
-      return info.quarantined || (only_model && info.model != *only_model);
-    });
-    // Each is a small file that is read: many at once. What is not known to be complete is queued.
-    std::vector<uint8_t> complete(infos.size(), 0);
-    static_cast<void>(
-        storage::Together(infos.size(), storage::kReadsAtOnce, [&](size_t i) -> Status {
-          const auto model = core_->models.Find(infos[i].model);
-          complete[i] = model.ok() && IngestComplete(core_->derived, **model, infos[i]);
-          return {};
-        }));
-    for (size_t i = 0; i < infos.size(); ++i) {
-      if (complete[i] == 0) {
-        core_->ingest->Enqueue(infos[i].id);
-        continue;
-      }
-      core_->ingest->MarkReady(infos[i].id);
-      if (core_->options.recluster) core_->rewrites->Enqueue(infos[i].id);
-    }
-  }
-
   Status RegisterModel(const ModelSpec& spec) override {
     PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const bool changed, core_->models.Register(spec));
-    if (changed) Resume(&spec.name);
+    if (changed) core_->resumption->LookAgain(spec.name);
     return {};
   }
 
@@ -178,6 +145,7 @@ class LocalStoreImpl final : public LocalStore {
     while (true) {
       PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
       const bool same = std::exchange(chain, info.chain) == info.chain;
+      core_->resumption->LookAt(chain);
       for (const SegmentId& id : chain) core_->ingest->EnqueueUnknown(id);
       Status ready = core_->ingest->Wait(chain, progress);
       // A compaction may have replaced a missing segment: the prefix then has another chain to wait
@@ -187,6 +155,7 @@ class LocalStoreImpl final : public LocalStore {
   }
 
   Status WaitRewritten(const ProgressFn& progress) override {
+    PREFIXD_TRY(core_->resumption->Wait(progress));
     // A compacted segment goes back to the ingest, and from there to the rewriting.
     while (core_->ingest->queued() + core_->rewrites->queued() > 0) {
       PREFIXD_TRY(core_->ingest->WaitIdle(progress));
@@ -391,9 +360,8 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   });
   core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,
                                               options.scrub_interval_hours);
-  auto store = std::make_unique<LocalStoreImpl>(core);
-  store->Resume(nullptr);
-  return std::unique_ptr<LocalStore>(std::move(store));
+  core->resumption = std::make_unique<Resumption>(*core);
+  return std::unique_ptr<LocalStore>(std::make_unique<LocalStoreImpl>(core));
 }
 
 }  // namespace prefixd

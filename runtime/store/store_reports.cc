@@ -45,6 +45,7 @@ PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {
   s.encoding = info.encoding;
   s.encoding_error = info.encoding_error;
   s.exact_tokens = info.exact_tokens;
+  core.resumption->LookAt({&info.chain.back(), 1});
   const auto standing = core.ingest->Get(info.chain.back());
   s.ingest = standing.state;
   if (standing.error) s.ingest_error = standing.error->message;
@@ -117,7 +118,7 @@ RuntimeStats StatsOf(const Core& core) {
   stats.bytes_rewritten = stored.bytes_rewritten;
   stats.reclustered = stored.reclustered;
   stats.compacted = stored.compacted;
-  stats.ingest_queue = core.ingest->queued();
+  stats.ingest_queue = core.ingest->queued() + core.resumption->left();
   stats.rewrite_queue = core.rewrites->queued();
   stats.preload_queue = core.index_preloader.queued() + core.key_preloader.queued();
   stats.prefetch_queue = core.prefetcher.queued();

@@ -73,6 +73,11 @@ SegmentQueue::Standing SegmentQueue::Get(const SegmentId& id) const {
   return it == entries_.end() ? Standing{} : it->second.standing;
 }
 
+bool SegmentQueue::Knows(const SegmentId& id) const {
+  std::lock_guard lock(worker_.mutex());
+  return entries_.contains(id);
+}
+
 Worker::Next SegmentQueue::Take() {
   if (queue_.empty()) return {};
   const SegmentId id = queue_.front();

@@ -47,6 +47,7 @@ class SegmentQueue {
   void PutFirst(const storage::SegmentId& id);
   void MarkReady(const storage::SegmentId& id);
   Standing Get(const storage::SegmentId& id) const;
+  bool Knows(const storage::SegmentId& id) const;  // queued, running, or done
   // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops;
   // kNotFound when one of them was forgotten meanwhile; the job's own error, naming the segment,
   // when it failed.

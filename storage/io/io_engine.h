@@ -52,7 +52,7 @@ class IoEngine {
  public:
   // Cancels queued operations and waits for those in flight. REQUIRES: no call is under way.
   virtual ~IoEngine() = default;
-  virtual std::string_view name() const = 0;  // "io_uring" or "threads"
+  virtual std::string_view name() const = 0;  // "io_uring", "threads" or "inline"
 
   // Starts all operations and returns at once. Operations that end with EINTR or EAGAIN are started
   // again (at most 16 times, then reported); short transfers are reported as they are. An operation
@@ -90,6 +90,8 @@ struct IoLimits {
 // Returns kUnavailable when the kernel refuses io_uring.
 Result<std::unique_ptr<IoEngine>> NewUringEngine(const IoLimits& limits);
 std::unique_ptr<IoEngine> NewThreadEngine(const IoLimits& limits);
+// Submit does the operations itself, one after the other, whatever the deadline and the limits.
+std::unique_ptr<IoEngine> NewInlineEngine();
 
 // Chooses a backend; with kAuto io_uring must pass a real read of `probe_fd` (a file of at least
 // 4096 bytes), and a fall-back to threads is logged. kUring fails with kUnavailable instead.

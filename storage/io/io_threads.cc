@@ -1,8 +1,5 @@
 // Implements the plain backend: a few threads with preadv2, pwritev2 and fdatasync. A call under
 // way cannot be cancelled.
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
@@ -10,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "storage/io/execute.h"
 #include "storage/io/io_engine.h"
 #include "storage/io/io_queue.h"
 
@@ -17,25 +15,6 @@ namespace prefixd::storage {
 namespace {
 
 constexpr uint32_t kMaxThreads = 16;
-
-int64_t Execute(const IoOp& op) {
-  int64_t rc = 0;
-  const auto count = static_cast<int>(op.iov.size());
-  // The second generation of these calls takes -1 (kNoOffset) for descriptors without positions.
-  const auto offset = static_cast<off_t>(op.offset);
-  switch (op.kind) {
-    case IoKind::kRead:
-      rc = ::preadv2(op.fd, op.iov.data(), count, offset, 0);
-      break;
-    case IoKind::kWrite:
-      rc = ::pwritev2(op.fd, op.iov.data(), count, offset, 0);
-      break;
-    case IoKind::kDataSync:
-      rc = ::fdatasync(op.fd);
-      break;
-  }
-  return rc < 0 ? -int64_t{errno} : rc;
-}
 
 // One thread carries one operation, so the operations in flight cannot outnumber the threads.
 IoLimits WithinThreads(IoLimits limits) {

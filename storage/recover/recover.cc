@@ -49,7 +49,12 @@ Status RemoveTree(const fs::path& path) {
 class Rebuilder {
  public:
   Rebuilder(const RecoverOptions& options, const Progress& progress)
-      : options_(options), dir_(options.dir), progress_(progress), engine_(NewThreadEngine({})) {}
+      : options_(options),
+        dir_(options.dir),
+        progress_(progress),
+        // Rows are read ahead of their verification; small reads are done by whoever waits for
+        // them.
+        engine_(options.verify_data ? NewThreadEngine({}) : NewInlineEngine()) {}
 
   Result<RecoverReport> Run() {
     if (!Exists(dir_ / "segments") && !Exists(dir_ / "STORE")) {
@@ -132,7 +137,7 @@ class Rebuilder {
 
   Result<std::vector<BlockHash>> HashesOf(const SegmentRecord& record) const {
     PREFIXD_ASSIGN(const auto chain, ChainOf(record));
-    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*engine_, dir_, chain, kRecoverDirect));
+    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*engine_, dir_, chain, /*direct=*/false));
     return OwnHashes(BlockHashes(choice_.models.at(record.model).fingerprint, record.tenant, tokens,
                                  choice_.block_tokens),
                      record.tokens.begin, choice_.block_tokens);

@@ -1,11 +1,15 @@
 #include "storage/recover/recover_scan.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
 #include <system_error>
 
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/io/file.h"
 #include "storage/io/together.h"
 #include "storage/read/page_reader.h"
 
@@ -14,6 +18,18 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kFilesAtOnce = 128;  // open
+// What lies before and behind the rows of a short prompt is read with them, in one piece.
+constexpr off_t kSmallFile = 128 << 10;
+
+// Has the file read anew, and a small one at once: its parts are then many reads of the page cache
+// and one of the disk.
+void ReadAnew(const fs::path& path) {
+  const auto fd = OpenMaybeDirect(path, O_RDONLY, false);
+  struct stat info {};
+  if (!fd.ok() || ::fstat(fd->get(), &info) != 0) return;  // inspecting it tells
+  ::posix_fadvise(fd->get(), 0, 0, POSIX_FADV_DONTNEED);
+  if (info.st_size <= kSmallFile) ::posix_fadvise(fd->get(), 0, 0, POSIX_FADV_WILLNEED);
+}
 
 class Scanner {
  public:
@@ -61,9 +77,13 @@ class Scanner {
     bool unfinished = false;
   };
   Inspected Inspect(const fs::path& path) const {
-    Inspected out{InspectSegment(engine_, path, kRecoverDirect), false};
+    if (!verify_data_) ReadAnew(path);
+    Inspected out{InspectSegment(engine_, path, verify_data_), false};
+    if (out.segment.ok() || out.segment.error().code != Code::kCorrupt) return out;
+    // A transient fault that the page cache keeps must not condemn the file.
+    if (!verify_data_) out.segment = InspectSegment(engine_, path, /*direct=*/true);
     out.unfinished = !out.segment.ok() && out.segment.error().code == Code::kCorrupt &&
-                     IsUnfinished(engine_, path, kRecoverDirect);
+                     IsUnfinished(engine_, path, /*direct=*/true);
     return out;
   }
 

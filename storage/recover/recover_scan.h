@@ -32,11 +32,9 @@ struct SegmentScan {
   std::map<Uuid, std::vector<std::filesystem::path>> stores;
 };
 
-// Recovery bypasses the page cache, where the file system allows it, to verify what is on the disk.
-inline constexpr bool kRecoverDirect = true;
-
 // Inspects every segment file of the store in `dir`; with `verify_data` also every page of its
-// rows. Changes nothing. kFailedPrecondition: a newer prefixd wrote one of them. kCancelled:
+// rows, past the page cache where the file system allows it. Without it, too, what is read comes from
+// the disk: nothing of a file that was in the page cache is used. Changes nothing. kFailedPrecondition: a newer prefixd wrote one of them. kCancelled:
 // `progress` returned false.
 Result<SegmentScan> ScanSegments(IoEngine& engine, const std::filesystem::path& dir,
                                  bool verify_data, const Progress& progress);

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
+#include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
+#include "storage/io/together.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
@@ -32,6 +37,13 @@ class Recovery {
   }
 
  private:
+  struct KnownBlob {
+    SegmentId id;
+    std::string name;
+    fs::path path;
+    uint64_t bytes = 0;
+  };
+
   Status LoadSegments() {
     PREFIXD_ASSIGN(std::vector<ModelRecord> models, core_.catalog->LoadModels());
     core_.models->Load(std::move(models));
@@ -63,14 +75,16 @@ class Recovery {
   Status SweepSegmentFiles() {
     const fs::path dir = core_.options.dir / "segments";
     PREFIXD_ASSIGN(const auto entries, ListDirectory(dir));
-    std::error_code error;
     std::set<Uuid> known_files;
+    std::unordered_map<SegmentId, std::string, SegmentIdHash> tenants;
     bool records_damaged = false;
     for (const SegmentRecord& record : core_.tree.Records()) {
       known_files.insert(record.file);
+      tenants.emplace(record.id, record.tenant);
       records_damaged |= record.tokens.size() == 0;
     }
     uint64_t removed = 0;
+    std::vector<KnownBlob> blobs;
     for (const fs::directory_entry& entry : entries) {
       const std::string name = entry.path().filename().string();
       const auto parsed = ParseSegmentsEntry(name);
@@ -84,14 +98,22 @@ class Recovery {
       // It is unknown which file a damaged record named, so no rows are freed while there is one.
       const bool known =
           !unfinished && (parsed->blob.empty() ? records_damaged || known_files.contains(parsed->id)
-                                               : core_.tree.Record({parsed->id}).ok());
+                                               : tenants.contains({parsed->id}));
       if (!known) {
         PREFIXD_TRY(RemoveFile(entry.path()));
         ++removed;
       } else if (!parsed->blob.empty()) {
-        core_.blobs->Register({parsed->id}, core_.tree.Record({parsed->id})->tenant, parsed->blob,
-                              entry.file_size(error));
+        blobs.push_back({{parsed->id}, parsed->blob, entry.path(), 0});
       }
+    }
+    // Nothing of a directory's files may be in memory: many are looked up at a time.
+    PREFIXD_TRY(Together(blobs.size(), kReadsAtOnce, [&](size_t i) -> Status {
+      std::error_code none;
+      blobs[i].bytes = fs::file_size(blobs[i].path, none);
+      return {};
+    }));
+    for (const KnownBlob& blob : blobs) {
+      core_.blobs->Register(blob.id, tenants.at(blob.id), blob.name, blob.bytes);
     }
     if (removed == 0) return {};
     core_.counters.recovered_orphans = removed;

@@ -1,0 +1,116 @@
+#include "runtime/store/resumption.h"
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <utility>
+
+#include "base/call_scope.h"
+#include "runtime/ingest/ingest.h"
+#include "runtime/store/core.h"
+#include "storage/io/together.h"
+
+namespace prefixd {
+
+using storage::SegmentId;
+
+namespace {
+
+constexpr size_t kSegmentsAtOnce = 256;
+
+}  // namespace
+
+Resumption::Resumption(Core& core)
+    : core_(core),
+      left_(core.storage->stats().segments),
+      worker_(WorkPriority::kBackground, [this]() -> Worker::Next {
+        if (std::exchange(begun_, true)) return {};
+        return {[this](const std::stop_token& stop) { LookAtAll(stop); }};
+      }) {}
+
+std::vector<SegmentId> Resumption::Segments(const std::string* only_model) const {
+  std::set<std::pair<size_t, SegmentId>> by_depth;
+  for (const storage::PrefixInfo& info : core_.storage->ListPrefixes()) {
+    if (only_model && info.model != *only_model) continue;
+    for (size_t depth = 0; depth < info.chain.size(); ++depth) {
+      by_depth.emplace(depth, info.chain[depth]);
+    }
+  }
+  std::vector<SegmentId> segments;
+  segments.reserve(by_depth.size());
+  for (const auto& [depth, id] : by_depth) segments.push_back(id);
+  return segments;
+}
+
+void Resumption::Look(std::span<const SegmentId> segments) {
+  enum : uint8_t { kNot, kIncomplete, kComplete };
+  // What is not known to be complete is queued.
+  std::vector<uint8_t> found(segments.size(), kNot);
+  static_cast<void>(
+      storage::Together(segments.size(), storage::kReadsAtOnce, [&](size_t i) -> Status {
+        const auto info = core_.storage->GetPrefix(segments[i]);
+        if (!info.ok() || info->quarantined) return {};
+        const auto model = core_.models.Find(info->model);
+        found[i] =
+            model.ok() && IngestComplete(core_.derived, **model, *info) ? kComplete : kIncomplete;
+        return {};
+      }));
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (found[i] == kIncomplete) core_.ingest->Enqueue(segments[i]);
+    if (found[i] != kComplete) continue;
+    core_.ingest->MarkReady(segments[i]);
+    if (core_.options.recluster) core_.rewrites->Enqueue(segments[i]);
+  }
+}
+
+void Resumption::LookAt(std::span<const SegmentId> segments) {
+  {
+    std::lock_guard lock(worker_.mutex());
+    if (done_) return;
+  }
+  for (const SegmentId& id : segments) {
+    if (!core_.ingest->Knows(id)) Look({&id, 1});
+  }
+}
+
+void Resumption::LookAgain(const std::string& model) { Look(Segments(&model)); }
+
+void Resumption::LookAtAll(const std::stop_token& stop) {
+  const std::vector<SegmentId> segments = Segments(nullptr);
+  for (size_t begin = 0; begin < segments.size() && !stop.stop_requested();) {
+    std::vector<SegmentId> next;
+    for (; begin < segments.size() && next.size() < kSegmentsAtOnce; ++begin) {
+      if (!core_.ingest->Knows(segments[begin])) next.push_back(segments[begin]);
+    }
+    Look(next);
+    std::lock_guard lock(worker_.mutex());
+    left_ = segments.size() - begin;
+  }
+  std::lock_guard lock(worker_.mutex());
+  left_ = 0;
+  done_ = true;
+}
+
+uint64_t Resumption::left() const {
+  std::lock_guard lock(worker_.mutex());
+  return left_;
+}
+
+Status Resumption::Wait(const ProgressFn& progress) {
+  std::unique_lock lock(worker_.mutex());
+  while (!done_) {
+    PREFIXD_TRY(CheckCall());
+    if (worker_.stopping()) return Error{Code::kCancelled, "the store is closing"};
+    if (progress) {
+      const uint64_t left = left_;
+      lock.unlock();
+      const bool go_on = progress(0, left, "segments");
+      lock.lock();
+      if (!go_on) return Error{Code::kCancelled, "waiting was stopped by the caller"};
+    }
+    worker_.changed().wait_for(lock, std::chrono::milliseconds(20));
+  }
+  return {};
+}
+
+}  // namespace prefixd
