@@ -103,40 +103,36 @@ def texts(model: Path, tokens: int, question: int, chats: int) -> tuple[list[int
 
 
 def own_model(store: Any) -> Any:
-    """Returns the model of prompts without a salt; None where nothing is stored yet."""
-    plain = [one for one in store.list_models().models if "cache_salt" not in one.identity]
-    return plain[0] if plain else None
+    """Returns the engine's model; None where nothing is stored yet."""
+    models = store.list_models().models
+    return models[0] if models else None
 
 
-def stored(store: Any, model: Any, prefix: list[int]) -> bool:
+def stored(store: Any, model: Any, prefix: Any) -> bool:
     return model is not None and bool(store.match(model.name, prefix).n_tokens == len(prefix))
 
 
 def copy(store: Any, prefix: list[int], salts: list[str]) -> dict[str, Any]:
     """Puts the stored rows of a prompt under each salt that lacks them; returns how long it took until all is
     ready, and the bytes of a prompt."""
-    import hashlib
-    from dataclasses import replace
-
     import numpy as np
+
+    from prefixd.salts import token_ids
 
     spec = own_model(store)
     with store.attach(spec.name, prefix, policy={"mode": "full"}) as session:
         rows = [(run.layer, run.begin, np.array(run.k), np.array(run.v)) for run in session.restore()]
-    begun, made, names = time.perf_counter(), 0, []
-    for salt in salts:
-        digest = hashlib.blake2b(salt.encode(), digest_size=12).hexdigest()  # as the connector names it
-        own = replace(spec, name=f"{spec.name}-{digest}", identity={**spec.identity, "cache_salt": digest})
-        store.register_model(own)
-        names.append(own.name)
-        if stored(store, own, prefix):
+    begun, made = time.perf_counter(), 0
+    prompts = [token_ids(prefix, salt) for salt in salts]
+    for ids in prompts:
+        if stored(store, spec, ids):
             continue
         made += 1
-        with store.begin_put(own.name, prefix) as put:
+        with store.begin_put(spec.name, ids) as put:
             for layer, first, k, v in rows:
                 put.write(layer, first, k, v)
-    for name in names:
-        store.wait_ready(store.match(name, prefix).prefix)
+    for ids in prompts:
+        store.wait_ready(store.match(spec.name, ids).prefix)
     seconds = time.perf_counter() - begun
     return {"copied": made, "seconds": seconds, "bytes": sum(k.nbytes + v.nbytes for *_, k, v in rows)}
 

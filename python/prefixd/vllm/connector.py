@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
@@ -50,7 +51,8 @@ class PrefixdConnector(KVConnectorBase_V1):
         spec = describe(vllm_config, options.weights)
         block_tokens = int(vllm_config.cache_config.block_size)
         self._daemon = Daemon(options)
-        self._daemon.store.register_model(spec)
+        line = self._daemon.line(rows=role == KVConnectorRole.WORKER)
+        self._daemon.greet(line, spec)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._attaching: Attaching | None = None
@@ -63,7 +65,7 @@ class PrefixdConnector(KVConnectorBase_V1):
         if role == KVConnectorRole.SCHEDULER:
             if options.attach:
                 self._attaching = Attaching(options.policy or {}, options.attach_tokens, block_tokens)
-            self._scheduler = SchedulerSide(self._daemon.store, spec, options, block_tokens)
+            self._scheduler = SchedulerSide(line, spec, options, block_tokens)
             logger.info("prefixd: prompts of model %s are kept by %s", spec.name, self._daemon.address)
             if transfer.kv_load_failure_policy != "recompute" and not options.attach:
                 logger.warning(
@@ -73,9 +75,9 @@ class PrefixdConnector(KVConnectorBase_V1):
         else:
             own = vllm_config.model_config.get_num_kv_heads(vllm_config.parallel_config)
             heads = (get_tensor_model_parallel_rank() * own, own)
-            self._worker = WorkerSide(self._daemon.store, spec, options, block_tokens, heads)
+            self._worker = WorkerSide(line, self._daemon.line(rows=True), spec, options, block_tokens, heads)
             if options.attach:
-                self._attending = Attending(self._daemon.store, spec, heads)
+                self._attending = Attending(line, spec, heads)
 
     @property
     def _in_scheduler(self) -> SchedulerSide:
@@ -110,7 +112,7 @@ class PrefixdConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         ids = list(blocks.get_block_ids()[0])
         if self._attaching is not None and (attached := self._attaching.allocated(request, ids, num_external_tokens)):
-            attached.salt, attached.prefix = self._in_scheduler.handed_over(request)
+            attached.prefix = self._in_scheduler.handed_over(request)
         else:
             self._in_scheduler.allocated(request, ids, num_external_tokens)
 
@@ -175,6 +177,9 @@ class PrefixdConnector(KVConnectorBase_V1):
     def get_block_ids_with_load_errors(self) -> set[int]:
         invalid = self._in_worker.take_invalid()
         return invalid if self._attending is None else invalid | self._attending.take_failed()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._in_worker.note()
 
     # ---- counts ----
 

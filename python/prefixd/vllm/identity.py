@@ -53,14 +53,6 @@ def describe(config: VllmConfig, weights: str = "") -> ModelSpec:
     return replace(spec, name=name)
 
 
-def salted(spec: ModelSpec, salt: str) -> ModelSpec:
-    """Returns the model under which prompts of a cache_salt are stored: they meet those of the same
-    salt alone, as in vLLM's own cache. `salt` is its digest, or "" for none."""
-    if not salt:
-        return spec
-    return replace(spec, name=f"{spec.name}-{salt}", identity={**spec.identity, "cache_salt": salt})
-
-
 def refuse(config: VllmConfig) -> None:
     """Raises InvalidArgument for what the connector does not keep."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config

@@ -1,11 +1,14 @@
-"""What the scheduler's side of the connector tells the worker's side with each step."""
+"""What the scheduler's side of the connector tells the worker's side with each step, and hears from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass
@@ -14,7 +17,6 @@ class Load:
     this step, or, parked, while the request waits."""
 
     request: str
-    salt: str
     prefix: str
     begin: int
     end: int
@@ -27,11 +29,10 @@ class Save:
     """After this step tokens [0, end) of the request are in its blocks, in every layer."""
 
     request: str
-    salt: str
     end: int
     last: bool  # the prompt is complete
     blocks: list[int]
-    tokens: list[int] | None = None  # the prompt, with the request's first message
+    tokens: np.ndarray | None = None  # the prompt as it is stored, with the request's first message
     computed: int = 0  # with it: the prompt's tokens whose rows were there before this step
 
 
@@ -40,7 +41,6 @@ class Attachment:
     """The request attends over the first tokens of a stored prefix where they are; they have no blocks."""
 
     request: str
-    salt: str
     prefix: str
     tokens: int  # attached, whole blocks
     prompt: int  # tokens of the request's prompt
@@ -50,8 +50,7 @@ class Attachment:
 
     def same(self, other: Attachment) -> bool:
         """Whether one session serves both."""
-        return (self.salt, self.prefix, self.tokens, self.policy, self.refused) == (
-            other.salt,
+        return (self.prefix, self.tokens, self.policy, self.refused) == (
             other.prefix,
             other.tokens,
             other.policy,
@@ -64,3 +63,18 @@ class StepMessage(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     attached: list[Attachment] = field(default_factory=list)  # requests that begin with this step
+    # Blocks that a failed load has left wrong, and over which this step computes. The worker reports them, and
+    # vLLM has the requests that have them compute them again.
+    wrong: list[int] = field(default_factory=list)
+
+
+@dataclass
+class WorkerNote(KVConnectorWorkerMetadata):
+    """What a worker says behind a step."""
+
+    lost: bool = False  # the daemon became unreachable
+    puts: int = 0  # that are not finished
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerNote:
+        assert isinstance(other, WorkerNote)
+        return WorkerNote(self.lost or other.lost, max(self.puts, other.puts))

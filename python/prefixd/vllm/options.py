@@ -24,6 +24,8 @@ class Options:
     park_tokens: int = 0  # loads of so many tokens are parked, and others run meanwhile; 0: none
     match_seconds: float = 10.0  # a prompt is computed when it is not found within this time
     call_seconds: float = 10.0  # a call to the daemon that takes longer counts as failed
+    commit_seconds: float = 60.0  # so does a commit, which takes as long as the disk does
+    load_mib: int = 128  # the buffers of all loads of a step together
     compute_when_faster: bool = True  # compute a stored prompt where loading it is estimated to take longer
     prefill_tokens_per_second: float = 0.0  # of this engine, for that estimate; 0: as its puts have shown
     weights: str = ""  # names the weights, instead of a digest of their files
@@ -65,10 +67,10 @@ class Options:
             options.attach_tokens,
             options.prefill_tokens_per_second,
         )
-        if min(least) < 0 or options.call_seconds <= 0:
+        if min(least) < 0 or min(options.call_seconds, options.commit_seconds, options.load_mib) <= 0:
             raise InvalidArgument(
                 "min_tokens, park_tokens, attach_tokens, match_seconds and prefill_tokens_per_second are 0 or more, "
-                "call_seconds is above 0"
+                "call_seconds, commit_seconds and load_mib are above 0"
             )
         _agree(options, given)
         return options

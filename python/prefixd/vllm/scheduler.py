@@ -4,18 +4,21 @@ loaded and stored. Nothing here waits for disk or daemon."""
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from vllm.logger import init_logger
 
 from prefixd.errors import NotFound, PrefixdError
 from prefixd.estimate import EngineSpeed
 from prefixd.model import ModelSpec
-from prefixd.store import PendingMatch, PrefixMatch, Store
-from prefixd.vllm.identity import salted
-from prefixd.vllm.messages import Load, Save, StepMessage
+from prefixd.salts import token_ids
+from prefixd.store import PendingMatch, PrefixMatch
+from prefixd.vllm.messages import Load, Save, StepMessage, WorkerNote
 from prefixd.vllm.options import Options
+from prefixd.vllm.reach import Line
 from prefixd.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -26,9 +29,15 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.prefixd")
 
 
+# Puts of a worker that are not finished, at most. A daemon takes 16 of a connection (limits.max_puts), and an
+# aborted one counts until it has heard of it.
+MAX_PUTS = 12
+
+
 @dataclass
 class _Asked:
     pending: PendingMatch | None
+    since: float = field(default_factory=time.monotonic)
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
     parked: bool = False
@@ -37,15 +46,15 @@ class _Asked:
 
 @dataclass
 class _Saving:
-    tokens: list[int]
-    salt: str
+    tokens: np.ndarray  # as they are stored
+    digest: bytes  # of the tokens
     told: bool = False  # whether the worker has the tokens
     blocks: list[int] = field(default_factory=list)  # as the worker was told last
 
 
 class SchedulerSide:
-    def __init__(self, store: Store, spec: ModelSpec, options: Options, block_tokens: int) -> None:
-        self._store = store
+    def __init__(self, line: Line, spec: ModelSpec, options: Options, block_tokens: int) -> None:
+        self._line = line
         self._spec = spec
         self._options = options
         self._block = block_tokens
@@ -57,7 +66,9 @@ class SchedulerSide:
         self._given_up: set[str] = set()  # requests that a load has failed
         self._loaded: dict[str, Load] = {}  # of the last steps, until the request ends
         self._prompts: dict[str, _Saving] = {}  # of requests that are stored, until they end
-        self._saving: dict[str, _Saving] = {}  # those of which tokens are to be computed yet
+        self._saving: dict[str, _Saving] = {}  # those that the worker does not have completely yet
+        self._storing: set[bytes] = set()  # the digests of all of them
+        self._puts = 0  # that a worker has not finished
         # Blocks that a failed load has left wrong, until they are computed again. vLLM's prefix cache goes on
         # giving them to requests meanwhile.
         self._wrong: set[int] = set()
@@ -69,13 +80,16 @@ class SchedulerSide:
         whether the request waits for them while others run."""
         if not self._options.load or not self._serves(request) or request.request_id in self._given_up:
             return 0, False
+        if self._line.reach.away:  # what was asked of it is not waited for
+            self._asked.pop(request.request_id, None)
+            return 0, False
         asked = self._asked.get(request.request_id)
         if asked is None:
             asked = self._asked[request.request_id] = _Asked(self._ask(request, computed))
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
                 return None, False
-            asked.answer, asked.pending = self._answer(asked.pending), None
+            asked.answer, asked.pending = self._answer(asked.pending, asked.since), None
         asked.computed = computed
         if asked.answer is None:
             return 0, False
@@ -130,33 +144,30 @@ class SchedulerSide:
 
     def _ask(self, request: Request, computed: int) -> PendingMatch | None:
         try:
-            return self._store.match_async(
-                salted(self._spec, self._salt(request)).name,
-                list(request.all_token_ids),
-                deadline=self._options.match_seconds,
-                engine=EngineSpeed(self._options.prefill_tokens_per_second, computed),
-            )
+            with self._line.call() as store:
+                return store.match_async(
+                    self._spec.name,
+                    token_ids(list(request.all_token_ids), request.cache_salt),
+                    deadline=self._options.match_seconds,
+                    engine=EngineSpeed(self._options.prefill_tokens_per_second, computed),
+                )
         except PrefixdError as error:
             self._failed(error)
             return None
 
-    def _answer(self, pending: PendingMatch) -> PrefixMatch | None:
+    def _answer(self, pending: PendingMatch, since: float) -> PrefixMatch | None:
         try:
             match = pending.result()
         except NotFound:  # nothing was stored for this model
             return None
         except PrefixdError as error:
             self._failed(error)
+            self._line.reach.failed(error, time.monotonic() - since)
             return None
         return match if match.prefix else None
 
     def _failed(self, error: PrefixdError) -> None:
         logger.warning("prefixd: a prompt is computed without a look at what is stored: %s", error)
-
-    def _salt(self, request: Request) -> str:
-        if not request.cache_salt:
-            return ""
-        return hashlib.blake2b(request.cache_salt.encode(), digest_size=12).hexdigest()
 
     # ---- steps ----
 
@@ -164,24 +175,34 @@ class SchedulerSide:
         asked = self._asked.pop(request.request_id, None)
         if external > 0 and asked is not None and asked.answer is not None:
             begin, end = asked.computed, asked.computed + external
-            load = Load(
-                request.request_id, self._salt(request), asked.answer.prefix, begin, end, asked.parked, blocks
-            )
+            load = Load(request.request_id, asked.answer.prefix, begin, end, asked.parked, blocks)
             if load.parked:
                 self._parked.append(load)
             else:
                 self._loads[request.request_id] = load
+        if self._line.reach.away and self._serves(request):
+            self._counts.add(unreachable_prompts=1)
         if self._options.store and self._serves(request) and request.request_id not in self._prompts:
-            prompt = _Saving(list(request.prompt_token_ids or ()), self._salt(request))
-            if not any(prompt.tokens == other.tokens and prompt.salt == other.salt for other in self._prompts.values()):
-                self._prompts[request.request_id] = self._saving[request.request_id] = prompt
+            self._begin_saving(request)
 
-    def handed_over(self, request: Request) -> tuple[str, str]:
-        """Returns salt and prefix of a request that is attached: nothing of it is loaded or stored."""
+    def _begin_saving(self, request: Request) -> None:
+        """Has the prompt stored, unless another request of the engine is storing it."""
+        tokens = token_ids(request.prompt_token_ids or (), request.cache_salt)
+        digest = hashlib.blake2b(tokens.data, digest_size=32).digest()
+        if digest not in self._storing:
+            self._storing.add(digest)
+            self._prompts[request.request_id] = self._saving[request.request_id] = _Saving(tokens, digest)
+
+    def _end_saving(self, request: str) -> None:
+        self._saving.pop(request, None)
+        if prompt := self._prompts.pop(request, None):
+            self._storing.discard(prompt.digest)
+
+    def handed_over(self, request: Request) -> str:
+        """Returns the prefix of a request that is attached: nothing of it is loaded or stored."""
         asked = self._asked.pop(request.request_id, None)
-        self._prompts.pop(request.request_id, None)
-        self._saving.pop(request.request_id, None)
-        return self._salt(request), asked.answer.prefix if asked is not None and asked.answer is not None else ""
+        self._end_saving(request.request_id)
+        return asked.answer.prefix if asked is not None and asked.answer is not None else ""
 
     def message(self, output: SchedulerOutput) -> StepMessage:
         message = StepMessage()
@@ -192,9 +213,13 @@ class SchedulerSide:
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         if self._wrong and state is not None:
-            self._mend(output, computed, message.loads)
+            message.wrong = self._mend(output, computed, message.loads)
+        # A prompt for which there is no room waits: its rows stay in its blocks while the request runs.
+        room = 0 if self._line.reach.away else MAX_PUTS - self._puts
         for request, n in output.num_scheduled_tokens.items():
             load, saving = self._loads.pop(request, None), self._saving.get(request)
+            if saving is not None and not saving.told and room <= 0:
+                saving = None
             if load is None and saving is None:
                 continue
             tables = state.get_block_ids(request) if state is not None else None
@@ -205,22 +230,26 @@ class SchedulerSide:
                 load.blocks = blocks
                 self._loaded[request] = load
                 message.loads.append(load)
-            if saving is not None and not self._wrong.isdisjoint(blocks[: computed[request] // self._block]):
-                del self._saving[request]  # computed over rows that are wrong: never stored
-            elif saving is not None:
+            # What is computed over wrong rows is computed again, and stored then.
+            over_wrong = self._wrong and not self._wrong.isdisjoint(blocks[: computed[request] // self._block])
+            if saving is not None and not over_wrong:
                 end = min(computed[request] + n, len(saving.tokens))
                 last = end == len(saving.tokens)
                 tokens = None if saving.told else saving.tokens
-                message.saves.append(Save(request, saving.salt, end, last, blocks, tokens, computed[request]))
+                room -= not saving.told
+                message.saves.append(Save(request, end, last, blocks, tokens, min(computed[request], end)))
                 saving.told, saving.blocks = True, blocks
                 if last:
                     del self._saving[request]
         return message
 
-    def _mend(self, output: SchedulerOutput, computed: dict[str, int], parked: list[Load]) -> None:
-        """Takes blocks for right again that this step loads, or computes to their end behind right ones."""
+    def _mend(self, output: SchedulerOutput, computed: dict[str, int], parked: list[Load]) -> list[int]:
+        """Takes blocks for right again that this step loads, or computes to their end behind right ones.
+        Returns the wrong ones over which it computes: who was to compute them again has ended since, or is
+        behind, or vLLM's prefix cache gave them to another request."""
         for one in parked:
             self._wrong.difference_update(one.blocks[one.begin // self._block : one.end // self._block])
+        used: set[int] = set()
         for request, n in output.num_scheduled_tokens.items():
             tables = output.kv_connector_block_state.get_block_ids(request)
             if tables is None:
@@ -228,13 +257,20 @@ class SchedulerSide:
             load = self._loads.get(request)
             first = computed[request] if load is None else load.begin
             before, last = first // self._block, computed[request] + n
-            if self._wrong.isdisjoint(tables[0][:before]):
-                self._wrong.difference_update(tables[0][before : last // self._block])
-            else:
+            if wrong := self._wrong.intersection(tables[0][:before]):
+                used |= wrong
                 self._wrong.update(tables[0][before : -(-last // self._block)])
+            else:
+                self._wrong.difference_update(tables[0][before : last // self._block])
+        return sorted(used)
 
     def worked(self, output: KVConnectorOutput) -> None:
         """vLLM computes again what could not be loaded, and what was computed over it; then it is stored."""
+        note = output.kv_connector_worker_meta
+        if isinstance(note, WorkerNote):
+            self._puts = note.puts
+            if note.lost:
+                self._line.reach.lose("a worker had no answer")
         invalid = {block for block in output.invalid_block_ids or () if block >= 0}  # markers are below (spec.py)
         if not invalid:
             return
@@ -257,6 +293,7 @@ class SchedulerSide:
         self._wrong.update(blocks[first:])
 
     def finished(self, request: str) -> None:
-        for kept in (self._asked, self._loads, self._loaded, self._prompts, self._saving):
+        for kept in (self._asked, self._loads, self._loaded):
             kept.pop(request, None)
+        self._end_saving(request)
         self._given_up.discard(request)

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
+from prefixd.deadline import deadline
 from prefixd.errors import InvalidArgument, PrefixdError
 from prefixd.model import ModelSpec, Policy
 from prefixd.restore import Restore
 from prefixd.session import Session
-from prefixd.store import Store
-from prefixd.vllm.identity import salted
 from prefixd.vllm.layout import LayerCache, layer_caches
-from prefixd.vllm.messages import Load, StepMessage
+from prefixd.vllm.messages import Load, StepMessage, WorkerNote
 from prefixd.vllm.options import Options
-from prefixd.vllm.recorder import Recorder
+from prefixd.vllm.reach import Line
+from prefixd.vllm.recorder import Recorder, Recording
 from prefixd.vllm.stats import Counts
 
 logger = init_logger("vllm.prefixd")
@@ -30,53 +30,68 @@ logger = init_logger("vllm.prefixd")
 class _Loading:
     """One request's load; its thread reads the next layers while this one attends."""
 
-    def __init__(self, store: Store, spec: ModelSpec, load: Load, heads: tuple[int, int]) -> None:
+    def __init__(self, line: Line, spec: ModelSpec, load: Load, heads: tuple[int, int], buffer_bytes: int) -> None:
         self.load = load
+        self._line = line
         self._all_heads, self._first_head = spec.n_kv_heads, heads[0]
         self.table = np.asarray(load.blocks, np.int64)
-        self.session: Session = store.attach(
-            salted(spec, load.salt).name, prefix=load.prefix, n_tokens=load.end, policy=Policy(mode="full")
-        )
-        self.rows: Restore = self.session.restore(load.begin, load.end)
+        with line.call() as store:
+            self.session: Session = store.attach(
+                spec.name,
+                prefix=load.prefix,
+                n_tokens=load.end,
+                policy=Policy(mode="full"),
+                call_timeout=line.seconds,
+            )
+        self.rows: Restore = self.session.restore(load.begin, load.end, buffer_bytes=buffer_bytes)
 
     def fill(self, layer: LayerCache) -> None:
-        self.rows.fill_layer(
-            layer.index,
-            layer.rows,
-            layer.cache,
-            self.table,
-            row_heads=self._all_heads,
-            first_head=self._first_head,
-        )
+        started = time.monotonic()
+        try:
+            self.rows.fill_layer(
+                layer.index,
+                layer.rows,
+                layer.cache,
+                self.table,
+                row_heads=self._all_heads,
+                first_head=self._first_head,
+            )
+        except PrefixdError as error:
+            self._line.reach.failed(error, time.monotonic() - started)
+            raise
 
     def close(self) -> None:
         self.rows.cancel()
-        with contextlib.suppress(PrefixdError):  # a daemon that is away has ended it
+        with contextlib.suppress(PrefixdError), deadline(self._line.seconds):  # a daemon that is away has ended it
             self.session.detach()
 
 
 class WorkerSide:
     """`heads` are this rank's KV heads, the first and how many: the ranks of an engine store the parts of
-    one prefix, and load their own."""
+    one prefix, and load their own. Puts have a line of their own, because calls wait there for a commit."""
 
     def __init__(
-        self, store: Store, spec: ModelSpec, options: Options, block_tokens: int, heads: tuple[int, int]
+        self, loads: Line, puts: Line, spec: ModelSpec, options: Options, block_tokens: int, heads: tuple[int, int]
     ) -> None:
         self._heads = heads
-        self._patience = options.call_seconds
-        self._store = store
+        self._line = loads
         self._spec = spec
         self._block = block_tokens
         self._layers: dict[str, LayerCache] = {}
         self._recorders: dict[str, Recorder] = {}
         self._committing: list[Recorder] = []
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="prefixd-begin")
+        self._recording = Recording(puts, spec, block_tokens, heads, options.commit_seconds, self._starter)
+        # Where loads are parked, one of them is read beside those of a step.
+        self._buffer_bytes = (options.load_mib << 20) // (2 if options.park_tokens else 1)
         self._loading: list[_Loading] = []
         self._parked: list[tuple[Load, Future[None]]] = []
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="prefixd-load")
         self._invalid: set[int] = set()
         self._message = StepMessage()
         self._counts = Counts()
+        self._noted = WorkerNote()
+        self._was_away = False
 
     def register(self, caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> None:
         """Learns the cache; `layers` are vLLM's attention layers by name, in order."""
@@ -107,24 +122,26 @@ class WorkerSide:
             if save.tokens is not None:
                 if old := self._recorders.pop(save.request, None):
                     old.abort()
-                spec = salted(self._spec, save.salt)
-                self._recorders[save.request] = Recorder(
-                    self._store, spec, save, self._block, self._heads, self._patience, self._starter
-                )
+                self._recorders[save.request] = Recorder(self._recording, save)
 
     def start_loads(self) -> None:
+        self._invalid.update(self._message.wrong)
+        at_once = sum(not load.parked for load in self._message.loads)
         for load in self._message.loads:
             if load.parked:
                 self._parked.append((load, self._loader.submit(self._load_all, load)))
                 continue
             try:
-                self._loading.append(_Loading(self._store, self._spec, load, self._heads))
+                self._loading.append(self._begin_loading(load, self._buffer_bytes // at_once))
             except PrefixdError as error:
                 self._load_failed(load, error)
 
+    def _begin_loading(self, load: Load, buffer_bytes: int) -> _Loading:
+        return _Loading(self._line, self._spec, load, self._heads, buffer_bytes)
+
     def _load_all(self, load: Load) -> None:
         """Fills every layer while other requests compute; its blocks are nobody else's yet."""
-        loading = _Loading(self._store, self._spec, load, self._heads)
+        loading = self._begin_loading(load, self._buffer_bytes)
         try:
             for layer in self._layers.values():
                 loading.fill(layer)
@@ -209,10 +226,18 @@ class WorkerSide:
         taken, self._counts = self._counts, Counts()
         return None if self._heads[0] > 0 else taken
 
+    def note(self) -> WorkerNote | None:
+        """What the scheduler is told behind a step; None: what it was told last."""
+        away, was_away = self._line.reach.away, self._was_away
+        self._was_away = away
+        note = WorkerNote(away and not was_away, len(self._recorders) + len(self._committing))
+        told, self._noted = self._noted, note
+        return None if note == told == WorkerNote() else note
+
     def close(self) -> None:
         for recorder in self._recorders.values():
             recorder.abort()
         for recorder in self._committing:
             recorder.ended(wait=True)
         self._starter.shutdown()
-        self._loader.shutdown()
+        self._loader.shutdown(cancel_futures=True)

@@ -41,16 +41,23 @@ PROMPTS |= {
     "too large": engines.text(18500, 450),
     **{f"crowd {i}": engines.text(19000 + 600 * i, 500) for i in range(CROWD)},
     **{f"one of eight {i}": engines.text(30000 + 600 * i, 200) for i in range(8)},
+    "damaged twice": engines.text(36000, 1200),
+    "silent load": engines.text(45000, 1100),
+    "silent parked": engines.text(47000, 1700),
+    "silent put": engines.text(49000, 700),
+    **{f"silent {i}": engines.text(51000 + 600 * i, 300) for i in range(6)},
 }
 
 
 class Daemon:
-    """A daemon that tests may kill and start again on the same store."""
+    """A daemon that tests may kill, silence, and start again on the same store."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str, start: bool = True) -> None:
         self.folder, self.address = folder, f"unix:{folder / 'socket'}"
+        self._more = more
         self.process: subprocess.Popen[bytes] | None = None
-        self.start()
+        if start:
+            self.start()
 
     def start(self, *more: str) -> None:
         program = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release")) / "bin/prefixd"
@@ -58,7 +65,7 @@ class Daemon:
         command = [str(program), "--dir", str(self.folder / "store"), "--socket", str(self.folder / "socket"), *DAEMON]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, *more, "--ready-fd", str(write)], pass_fds=[write], stdout=log, stderr=log
+                [*command, *self._more, *more, "--ready-fd", str(write)], pass_fds=[write], stdout=log, stderr=log
             )
         os.close(write)
         with os.fdopen(read) as ready:
@@ -74,18 +81,28 @@ class Daemon:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def kill_when_grows(self, counter: str) -> Callable[[], None]:
-        """Kills as soon as this statistic has grown, from a thread; the result waits for it."""
+    def silence(self) -> None:
+        """Its connections stay, and nobody answers."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def when_grows(self, counter: str | Callable[[Any], int], act: Callable[[], None]) -> Callable[[], None]:
+        """Acts as soon as this statistic has grown, from a thread; the result waits for it."""
+        count = counter if callable(counter) else lambda stats: stats[counter]
         ended: list[BaseException | None] = []
 
         def watch() -> None:
             try:
                 with self.store() as store:
-                    before, end = store.stats()[counter], time.monotonic() + 120
+                    before, end = count(store.stats()), time.monotonic() + 120
                     watching.set()
-                    while store.stats()[counter] == before:
+                    while count(store.stats()) <= before:
                         assert time.monotonic() < end, "the moment did not come"
-                self.kill()
+                act()
                 ended.append(None)
             except BaseException as error:
                 ended.append(error)
@@ -232,8 +249,8 @@ def keep(engine: Engine, stored: Callable[[list[int]], int], prompt: list[int]) 
 
 
 def own_model(store: prefixd.Store) -> str:
-    """The name under which the engine's prompts without a salt are stored."""
-    (model,) = [model for model in store.list_models().models if "cache_salt" not in model.identity]
+    """The name under which the engine's prompts are stored."""
+    (model,) = store.list_models().models
     return model.name
 
 

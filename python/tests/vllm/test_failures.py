@@ -111,7 +111,7 @@ def test_a_daemon_that_is_killed_while_it_loads(
     if stored(prompt) < len(prompt):
         keep(engine, stored, prompt)
     engine.forget()
-    killer = daemon.kill_when_grows("sessions_total") if when == "attached" else None
+    killer = daemon.when_grows("sessions_total", daemon.kill) if when == "attached" else None
     request = engine.add(prompt)
     if killer is None:
         daemon.kill()  # the match may be answered, and the load is not

@@ -3,6 +3,7 @@ all of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,14 +13,14 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from prefixd import _core
+from prefixd import _core, errors
+from prefixd.deadline import deadline
 from prefixd.errors import FailedPrecondition, InvalidArgument, PrefixdError
 from prefixd.model import ModelSpec
 from prefixd.session import Session
-from prefixd.store import Store
-from prefixd.vllm.identity import salted
 from prefixd.vllm.layout import LayerCache
 from prefixd.vllm.messages import Attachment
+from prefixd.vllm.reach import Line
 from prefixd.vllm.stats import Counts
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Attending:
 
     current: Attending | None = None  # what the attention layers of this process call
 
-    def __init__(self, store: Store, spec: ModelSpec, heads: tuple[int, int]) -> None:
-        self._store = store
+    def __init__(self, line: Line, spec: ModelSpec, heads: tuple[int, int]) -> None:
+        self._line = line
         self._spec = spec
         self._heads = heads
         self._layers: dict[str, LayerCache] = {}
@@ -93,9 +94,14 @@ class Attending:
     def _attach(self, one: Attachment) -> Session:
         if one.refused:
             raise InvalidArgument(one.refused)
-        session: Session = self._store.attach(
-            salted(self._spec, one.salt).name, prefix=one.prefix, n_tokens=one.tokens, policy=one.policy
-        )
+        with self._line.call() as store:
+            session: Session = store.attach(
+                self._spec.name,
+                prefix=one.prefix,
+                n_tokens=one.tokens,
+                policy=one.policy,
+                call_timeout=self._line.seconds,
+            )
         return session
 
     def attend(self, name: str, impl: Any, query: torch.Tensor, rows: AttachedRows, output: torch.Tensor) -> None:
@@ -109,6 +115,7 @@ class Attending:
         cache: Any = layer.cache
         q: Any = query.float().contiguous()
         y: Any = output if plain else torch.empty(output.shape, dtype=torch.float32)
+        started = time.monotonic()
         failed = batch.core.attend(
             layer.index,
             layer.rows,
@@ -125,6 +132,7 @@ class Attending:
             for one in rows.rows:
                 output[one.first : one.end] = y[one.first : one.end].to(output.dtype)
         for sequence, code, message in failed:
+            self._line.reach.failed(errors.make(code, message), time.monotonic() - started)
             self._fail(batch.held[sequence], f"{code}: {message}")
 
     def _batch(self, rows: AttachedRows) -> Batch:
@@ -166,7 +174,7 @@ class Attending:
             return
         if self._by_marker.get(held.attachment.marker) is held:
             del self._by_marker[held.attachment.marker]
-        self._reports.append(self._starter.submit(_detach, held.session))
+        self._reports.append(self._starter.submit(_detach, held.session, self._line.seconds))
 
     def take_counts(self) -> Counts:
         """Returns what happened since the last call. What steps read is counted when a request ends."""
@@ -189,9 +197,10 @@ class Attending:
             Attending.current = None
 
 
-def _detach(session: Future[Session]) -> dict[str, Any]:
+def _detach(session: Future[Session], seconds: float) -> dict[str, Any]:
     try:
-        total: dict[str, Any] = session.result().detach()["total"]
+        with deadline(seconds):
+            total: dict[str, Any] = session.result().detach()["total"]
     except PrefixdError:  # it was never attached, or the daemon has gone
         return {}
     return total

@@ -68,7 +68,7 @@ class Attaching:
         if not attached:
             return found, parked
         self._claims[name] = attached
-        self._wanted[name] = Attachment(name, "", "", attached, request.num_prompt_tokens, dict(own.policy), 0)
+        self._wanted[name] = Attachment(name, "", attached, request.num_prompt_tokens, dict(own.policy), 0)
         return found, False
 
     def _whole(self, tokens: int) -> int:
@@ -85,7 +85,7 @@ class Attaching:
         name = request.request_id
         request.skip_reading_prefix_cache = False  # vLLM looks at it behind our answer, and would drop that
         self._claims[name] = whole
-        self._wanted[name] = Attachment(name, "", "", whole, request.num_prompt_tokens, {}, 0, refused=reason)
+        self._wanted[name] = Attachment(name, "", whole, request.num_prompt_tokens, {}, 0, refused=reason)
         return whole - computed, False
 
     def allocated(self, request: Request, blocks: list[int], external: int) -> Attachment | None:
