@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 #include <span>
+#include <system_error>
 
 #include "storage/segment/segment_format.h"
 
@@ -63,6 +64,17 @@ storage::ReclusterOptions AnyOrder(const Prompt& prompt) {
     return order;
   };
   return recluster;
+}
+
+std::filesystem::path LargestFile(const std::filesystem::path& dir) {
+  std::filesystem::path largest;
+  uintmax_t most = 0;
+  std::error_code ec;
+  for (const auto& entry : std::filesystem::directory_iterator(dir, ec)) {
+    const uintmax_t bytes = entry.is_regular_file(ec) ? entry.file_size(ec) : 0;
+    if (!ec && bytes > most) most = bytes, largest = entry.path();
+  }
+  return largest;
 }
 
 Result<double> ReadOnce(const Prompt& prompt) {

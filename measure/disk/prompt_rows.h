@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include "measure/prompts/bench_prompt.h"
@@ -20,6 +21,8 @@ std::vector<std::vector<std::byte>> InterleavedRows(const Prompt& prompt);
 std::vector<std::vector<uint32_t>> SparseRows(const Prompt& prompt, uint64_t seed, size_t* count);
 // An order of stored rows that is independent of the tokens' order.
 storage::ReclusterOptions AnyOrder(const Prompt& prompt);
+// The file that has the rows of a store's only prompt; empty where there is none.
+std::filesystem::path LargestFile(const std::filesystem::path& dir);
 // Seconds that one thread takes to read all keys and values once.
 Result<double> ReadOnce(const Prompt& prompt);
 

@@ -253,8 +253,8 @@ class SpeedBench {
   FioJob ReadJob(const char* pattern) const {
     FioJob job;
     job.pattern = pattern;
-    job.file = StoreDir() / "segments" / (id_.ToString() + ".seg");
-    job.offset = storage::kPageBytes;  // the rows begin after the header
+    job.file = LargestFile(StoreDir() / "segments");  // reclustering gives it another name
+    job.offset = storage::kPageBytes;                 // the rows begin after the header
     job.bytes = prompt_.row_bytes();
     return job;
   }

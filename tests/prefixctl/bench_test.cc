@@ -196,6 +196,8 @@ TEST_F(PrefixctlBenchTest, IoIsMeasuredWithAndWithoutFio) {
     EXPECT_EQ(figures["fio"].is_null(), !with_fio);
     EXPECT_EQ(figures["ratios"].contains("put_vs_fio"), with_fio);
     EXPECT_EQ(figures["ratios"].contains("restore_vs_fio"), with_fio);
+    EXPECT_EQ(figures["ratios"].contains("reclustered_row_iops_vs_fio"), with_fio);
+    EXPECT_EQ(figures["skipped"].size(), with_fio ? 0u : 1u) << figures["skipped"].dump();
     EXPECT_TRUE(figures["ratios"].contains("host_vs_memcpy"));
     EXPECT_EQ(Has(out_, "install it"), !with_fio) << out_;
     ASSERT_EQ(figures["speed"].size(), 8u);
