@@ -17,8 +17,9 @@ constexpr size_t kFilesAtOnce = 128;  // open
 
 class Scanner {
  public:
-  Scanner(IoEngine& engine, const fs::path& dir, bool verify_data, const Progress& progress)
-      : engine_(engine), dir_(dir), verify_data_(verify_data), progress_(progress) {}
+  Scanner(IoEngine& engine, const fs::path& dir, bool verify_data, const KeyRing* keys,
+          const Progress& progress)
+      : engine_(engine), dir_(dir), verify_data_(verify_data), keys_(keys), progress_(progress) {}
 
   Result<SegmentScan> Run() {
     PREFIXD_ASSIGN(const auto entries, ListDirectory(dir_ / "segments"));
@@ -61,7 +62,7 @@ class Scanner {
     bool unfinished = false;
   };
   Inspected Inspect(const fs::path& path) const {
-    Inspected out{InspectSegment(engine_, path, kRecoverDirect), false};
+    Inspected out{InspectSegment(engine_, path, kRecoverDirect, keys_), false};
     out.unfinished = !out.segment.ok() && out.segment.error().code == Code::kCorrupt &&
                      IsUnfinished(engine_, path, kRecoverDirect);
     return out;
@@ -111,6 +112,7 @@ class Scanner {
   IoEngine& engine_;
   const fs::path& dir_;
   const bool verify_data_;
+  const KeyRing* const keys_;
   const Progress& progress_;
   uint64_t done_pages_ = 0, total_pages_ = 0;
   SegmentScan scan_;
@@ -119,8 +121,8 @@ class Scanner {
 }  // namespace
 
 Result<SegmentScan> ScanSegments(IoEngine& engine, const fs::path& dir, bool verify_data,
-                                 const Progress& progress) {
-  return Scanner(engine, dir, verify_data, progress).Run();
+                                 const KeyRing* keys, const Progress& progress) {
+  return Scanner(engine, dir, verify_data, keys, progress).Run();
 }
 
 }  // namespace prefixd::storage
