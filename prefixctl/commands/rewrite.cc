@@ -49,6 +49,10 @@ Status EncryptPrefixes(RemoteStore& client, const Options& options) {
   for (const std::string& id : ids) {
     auto one = client.Rewrite(id, RewriteKind::kEncrypt, ShowProgress("encrypt", options.quiet));
     if (!one.ok() && one.error().code == Code::kNotFound && options.prefix.empty()) continue;
+    if (!one.ok() && one.error().code == Code::kCorrupt && options.prefix.empty()) {
+      all.left.push_back(id + ": " + one.error().message);  // the others go on
+      continue;
+    }
     if (!one.ok()) return std::move(one).error();
     all.segments += one->segments;
     all.rewritten += one->rewritten;

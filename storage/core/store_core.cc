@@ -70,7 +70,9 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap_engine, const CatalogWrapp
   CrashPoint("open.locked");
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
-  PREFIXD_ASSIGN(secret, OpenStoreKeys(options.dir, keys.get(), &identity));
+  auto opened = OpenStoreKeys(options.dir, keys.get(), &identity);
+  if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
+  secret = *std::move(opened);
   // The ballast is handled before anything is written: a store on a full disk must open, to be made
   // smaller.
   ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);
