@@ -14,17 +14,15 @@
 #include "prefixctl/bench/bench.h"
 #include "prefixctl/commands/commands.h"
 #include "prefixctl/commands/operate.h"
-#include "prefixctl/commands/recover.h"
-#include "prefixctl/commands/token.h"
 #include "prefixctl/commands/top.h"
 #include "prefixctl/completion/completion.h"
+#include "prefixctl/local_commands.h"
 #include "prefixctl/show/output.h"
 
 namespace prefixd::ctl {
 namespace {
 
 using Command = std::function<Status(RemoteStore&, const Options&)>;
-using LocalCommand = std::function<Status(const Options&)>;  // needs no daemon
 
 // Adds the flags that every command takes, before or after its name (`top`: on prefixctl itself).
 // The environment is read only at the top, so that it never overrides a flag.
@@ -63,49 +61,6 @@ CLI::App* AddCommand(CLI::App* parent, const char* name, const char* help, const
   return sub;
 }
 
-void DeclareRecover(CLI::App* app, Options* o, LocalCommand* chosen) {
-  CLI::App* recover = app->add_subcommand(
-      "recover",
-      "Make the catalog of a store anew from its segment files. For a store whose catalog or STORE "
-      "file is lost or damaged; no daemon may be running on it. The old catalog is kept.");
-  recover->footer("Example: prefixctl recover --dir /srv/prefixd");
-  recover->add_option("--dir", o->dir, "Directory of the store.")->type_name("PATH")->required();
-  recover->add_flag("--verify-data", o->verify_data,
-                    "Read and check every stored byte, not only what describes the rows.");
-  recover->add_flag("--prune", o->prune,
-                    "Free the files of unfinished puts now (else the next start does).");
-  recover->add_flag("--json", o->json, "Print JSON instead of text.");
-  recover->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
-  recover->callback([=] { *chosen = RecoverStore; });
-}
-
-void DeclareToken(CLI::App* app, Options* o, LocalCommand* chosen) {
-  CLI::App* token = app->add_subcommand(
-      "token", "Tokens for the daemon's file auth.tokens; no daemon is needed.");
-  token->require_subcommand(1);
-  token->footer("Example: prefixctl token new team-a --file /etc/prefixd/tokens.toml");
-  CLI::App* made = token->add_subcommand(
-      "new", "Make a token for a tenant. Print it, and the lines for the daemon's file.");
-  made->footer("Example: prefixctl token new team-a --rights read > team-a.token");
-  made->add_option("tenant", o->name, "The tenant that its bearer speaks for.")->required();
-  made->add_option("--file", o->file,
-                   "Append the lines to this file, made if need be, and print the token alone.")
-      ->type_name("FILE");
-  made->add_option("--rights", o->rights, "Of read, write and admin, which is for all tenants.")
-      ->type_name("LIST")
-      ->capture_default_str();
-  made->add_option("--name", o->label, "A name for the file, to tell tokens apart.")
-      ->type_name("NAME");
-  made->add_flag("--json", o->json, "Print JSON instead of text.");
-  made->callback([=] { *chosen = NewToken; });
-  CLI::App* check = token->add_subcommand(
-      "check", "Say what a file lets whom do, or why the daemon would refuse it.");
-  check->footer("Example: prefixctl token check /etc/prefixd/tokens.toml");
-  check->add_option("file", o->file, "The file.")->type_name("FILE")->required();
-  check->add_flag("--json", o->json, "Print JSON instead of text.");
-  check->callback([=] { *chosen = CheckTokens; });
-}
-
 void DeclareCompletion(CLI::App* app, Options* o, LocalCommand* chosen) {
   CLI::App* completion = app->add_subcommand(
       "completion", "Print a script that completes prefixctl and prefixd in a shell.");
@@ -142,8 +97,16 @@ void DeclareRewrites(CLI::App* prefixes, Options* o, Command* chosen) {
   CLI::App* compact = AddCommand(
       prefixes, "compact", "Join the last segments of a prefix into one file, now.",
       "prefixctl prefixes compact 0123456789abcdef0123456789abcdef", o, chosen, CompactPrefix);
+  CLI::App* encrypt = AddCommand(
+      prefixes, "encrypt",
+      "Encrypt what lies in clear, or under an older key, under the newest key of the daemon's key "
+      "file, now.",
+      "prefixctl prefixes encrypt --all-tenants", o, chosen, EncryptPrefixes);
+  encrypt->add_option("prefix", o->prefix, "Id of the prefix; without it all of the tenant's.");
   for (CLI::App* command : {recluster, compact}) {
     command->add_option("prefix", o->prefix, "Id of the prefix.")->required();
+  }
+  for (CLI::App* command : {recluster, compact, encrypt}) {
     command->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   }
 }
@@ -284,6 +247,7 @@ void DeclareBackup(CLI::App* app, Options* o, Command* chosen, LocalCommand* loc
       ->required();
   backup->add_option("--dir", o->dir, "Directory of a store that no daemon runs on.")
       ->type_name("PATH");
+  AddKeyFile(backup, o);
   backup->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   backup->callback([=] {
     if (o->dir.empty()) {
@@ -300,6 +264,7 @@ void DeclareBackup(CLI::App* app, Options* o, Command* chosen, LocalCommand* loc
   restore->add_option("--dir", o->dir, "Directory of the new store: missing, or empty.")
       ->type_name("PATH")
       ->required();
+  AddKeyFile(restore, o);
   restore->add_flag("--json", o->json, "Print JSON instead of text.");
   restore->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   restore->callback([=] { *local = RestoreStore; });
@@ -377,6 +342,7 @@ int main(int argc, char** argv) {
   Declare(&app, &options, &command);
   DeclareRecover(&app, &options, &local);
   DeclareToken(&app, &options, &local);
+  DeclareKey(&app, &options, &local);
   DeclareExplain(&app, &options, &command);
   DeclareBackup(&app, &options, &command, &local);
   DeclareDoctor(&app, &options, &doctor);

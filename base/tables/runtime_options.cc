@@ -68,6 +68,9 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
           "tenant_quotas", "store.tenant_quotas_mib", &o.tenant_quotas, {"MiB by tenant", 1 << 20},
           {0, 1024 * kTebi},
           "Quotas of single tenants, instead of tenant_quota_mib: { team-a = 4096, team-b = 0 }."),
+      Plain("encryption_key_file", "store.encryption_key_file", &o.encryption_key_file, "path",
+            "File (mode 0600) of keys that everything is encrypted under on the disk; `prefixctl "
+            "key new` makes one. Who loses it loses what is stored. Empty: in clear."),
       Choice("encoding", "store.encoding", &o.encoding, {"as_given", "int8"},
              "How the rows of puts that do not say are stored. int8: half of bf16's bytes, at an "
              "error that each put reports."),

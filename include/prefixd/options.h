@@ -50,6 +50,9 @@ struct RuntimeOptions {
   uint64_t quota_bytes = 0;           // 0: none
   uint64_t tenant_quota_bytes = 0;    // for each tenant that tenant_quotas does not name; 0: none
   std::map<std::string, uint64_t> tenant_quotas;  // bytes, by tenant
+  // A file of master keys, one of 64 hex digits a line, the newest first, which its owner alone may
+  // read: all that lies on the disk of a prompt is encrypted (docs/security.md). Empty: in clear.
+  std::string encryption_key_file;
   // The encoding of rows for puts that name none: "as_given", or "int8", which halves the space and
   // the bytes read of bf16, at the error that PutResult reports.
   std::string encoding = "as_given";

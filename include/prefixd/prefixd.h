@@ -333,7 +333,8 @@ PFX_API pfx_code pfx_set_lifetime(pfx_store* client, const char* prefix, const c
  * `progress` may be NULL. */
 PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progress progress,
                                 void* user);
-/* Rewrites what a prefix needs now: `kind` is "recluster" or "compact". Answers stay the same.
+/* Rewrites what a prefix needs now: `kind` is "recluster", "compact" or "encrypt". Answers stay the
+ * same.
  * `json` may be NULL: {"segments": 3, "rewritten": 1, "bytes": ..., "left": ["why another stays"]}.
  */
 PFX_API pfx_code pfx_rewrite(pfx_store* client, const char* prefix, const char* kind,

@@ -15,8 +15,9 @@ namespace prefixd {
 enum class RewriteKind : uint8_t {
   kRecluster = 0,  // rows that lie near in key space share pages
   kCompact = 1,    // a segment and the one that it continues become one file
+  kEncrypt = 2,    // what is in clear, or under an older key, is encrypted under the newest
 };
-std::string_view RewriteKindName(RewriteKind kind);  // "recluster", "compact"
+std::string_view RewriteKindName(RewriteKind kind);  // "recluster", "compact", "encrypt"
 Result<RewriteKind> RewriteKindFromName(std::string_view name);
 
 struct RewriteResult {

@@ -12,7 +12,8 @@ namespace prefixd::ctl {
 namespace {
 
 // Opens a store as it is: without a tier, and without evicting or making anything.
-Result<std::unique_ptr<storage::PrefixStore>> OpenStore(const std::string& dir) {
+Result<std::unique_ptr<storage::PrefixStore>> OpenStore(const std::string& dir,
+                                                        const std::string& key_file) {
   PREFIXD_TRY(storage::RefuseAsRoot(dir));
   if (!std::filesystem::exists(std::filesystem::path(dir) / "STORE")) {
     return Error{Code::kNotFound, "there is no prefixd store in " + dir};
@@ -20,13 +21,18 @@ Result<std::unique_ptr<storage::PrefixStore>> OpenStore(const std::string& dir) 
   storage::StoreOptions store;
   store.dir = dir;
   store.host_tier_bytes = 0;
+  store.encryption_key_file = key_file;
   return storage::PrefixStore::Open(store);
 }
 
 Status BackUp(const Snapshot& snapshot, const Options& options) {
-  PREFIXD_ASSIGN(
-      const storage::BackupReport r,
-      storage::WriteBackup(snapshot.dir(), options.file, ShowProgress("backup", options.quiet)));
+  std::shared_ptr<const storage::KeyRing> keys;
+  if (!options.key_file.empty()) {
+    PREFIXD_ASSIGN(keys, storage::KeyRing::Read(options.key_file));
+  }
+  PREFIXD_ASSIGN(const storage::BackupReport r,
+                 storage::WriteBackup(snapshot.dir(), options.file,
+                                      ShowProgress("backup", options.quiet), keys.get()));
   if (options.json) {
     PrintJson({{"backup", options.file},
                {"generation", r.generation},
@@ -58,7 +64,7 @@ Status BackUpDaemon(RemoteStore& client, const Options& options) {
 }
 
 Status BackUpDirectory(const Options& options) {
-  PREFIXD_ASSIGN(const auto store, OpenStore(options.dir));
+  PREFIXD_ASSIGN(const auto store, OpenStore(options.dir, options.key_file));
   PREFIXD_ASSIGN(const auto snapshot, store->TakeSnapshot());
   return BackUp(*snapshot, options);
 }
@@ -67,7 +73,7 @@ Status RestoreStore(const Options& options) {
   PREFIXD_ASSIGN(
       const storage::RestoreReport r,
       storage::RestoreBackup(options.file, options.dir, ShowProgress("restore", options.quiet)));
-  PREFIXD_ASSIGN(const auto store, OpenStore(options.dir));
+  PREFIXD_ASSIGN(const auto store, OpenStore(options.dir, options.key_file));
   const auto prefixes = store->ListPrefixes();
   size_t quarantined = 0;
   for (const storage::PrefixInfo& info : prefixes) quarantined += info.quarantined ? 1 : 0;

@@ -20,6 +20,7 @@ struct Options {
   bool all_tenants = false, json = false, quiet = false;
   std::string name, prefix, geometry_file, ttl, dir, file;  // each for some commands only
   std::string label, rights = "read,write";                 // of a new token
+  std::string key_file;  // of an encrypted store that no daemon runs on
   bool verify_data = false, prune = false;
   bool once = false;      // top: one picture
   uint64_t interval = 2;  // top: seconds between two

@@ -9,6 +9,7 @@ namespace prefixd::ctl {
 Status Explain(RemoteStore& client, const Options& options);          // explain.cc
 Status ReclusterPrefix(RemoteStore& client, const Options& options);  // rewrite.cc
 Status CompactPrefix(RemoteStore& client, const Options& options);
+Status EncryptPrefixes(RemoteStore& client, const Options& options);
 
 // backup.cc. kCorrupt when segments do not verify; the rest is in the backup.
 Status BackUpDaemon(RemoteStore& client, const Options& options);

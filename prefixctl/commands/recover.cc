@@ -37,6 +37,7 @@ Status RecoverStore(const Options& options) {
   recover.dir = options.dir;
   recover.verify_data = options.verify_data;
   recover.prune = options.prune;
+  recover.encryption_key_file = options.key_file;
   PREFIXD_ASSIGN(const storage::RecoverReport r,
                  storage::RecoverCatalog(recover, ShowProgress("recover", options.quiet)));
   if (options.json) {

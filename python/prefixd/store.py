@@ -315,8 +315,9 @@ class Store:
     def rewrite(
         self, prefix: str, kind: str, progress: Progress | None = None
     ) -> dict[str, Any]:
-        """Rewrites what a prefix needs now: `kind` is "recluster" or "compact". Answers stay the
-        same. Returns `segments`, `rewritten`, `bytes`, and `left`: why others stay as they are."""
+        """Rewrites what a prefix needs now: `kind` is "recluster", "compact" or "encrypt".
+        Answers stay the same. Returns `segments`, `rewritten`, `bytes`, and `left`: why others
+        stay as they are."""
         result: dict[str, Any] = json.loads(self.core.rewrite(prefix, kind, progress))
         return result
 

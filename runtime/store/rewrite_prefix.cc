@@ -76,6 +76,27 @@ Status Recluster(Core& core, const Model& model, const storage::PrefixInfo& info
   return {};
 }
 
+// Brings every segment of the prefix under the newest key.
+Status Encrypt(Core& core, const storage::PrefixInfo& info, const ProgressFn& progress,
+               RewriteResult* out) {
+  for (const SegmentId& id : info.chain) {
+    const auto written =
+        core.storage->Reencrypt(id, [&](uint64_t done, uint64_t total, std::string_view unit) {
+          return !progress || progress(done, total, unit);
+        });
+    // Without a key nothing can be encrypted; else a rewrite came between, or it does not fit.
+    if (!written.ok() && (core.options.encryption_key_file.empty() || !Stays(written.error()))) {
+      return written.error();
+    }
+    if (!written.ok()) {
+      out->left.push_back(written.error().message);
+    } else if (*written) {
+      ++out->rewritten;
+    }
+  }
+  return {};
+}
+
 // Joins the last two segments until something forbids it.
 Status Compact(Core& core, const Model& model, std::string_view prefix, const ProgressFn& progress,
                RewriteResult* out) {
@@ -111,8 +132,17 @@ Result<RewriteResult> RewritePrefix(Core& core, std::string_view prefix, Rewrite
   PREFIXD_ASSIGN(const auto model, core.models.Find(info.model));
   RewriteResult out;
   const uint64_t before = core.storage->stats().bytes_rewritten;
-  PREFIXD_TRY(kind == RewriteKind::kCompact ? Compact(core, *model, prefix, progress, &out)
-                                            : Recluster(core, *model, info, progress, &out));
+  switch (kind) {
+    case RewriteKind::kRecluster:
+      PREFIXD_TRY(Recluster(core, *model, info, progress, &out));
+      break;
+    case RewriteKind::kCompact:
+      PREFIXD_TRY(Compact(core, *model, prefix, progress, &out));
+      break;
+    case RewriteKind::kEncrypt:
+      PREFIXD_TRY(Encrypt(core, info, progress, &out));
+      break;
+  }
   PREFIXD_ASSIGN(const auto now, FindPrefix(core, prefix));
   out.segments = static_cast<uint32_t>(now.chain.size());
   out.bytes = core.storage->stats().bytes_rewritten - before;

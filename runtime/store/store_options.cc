@@ -34,6 +34,7 @@ Result<storage::StoreOptions> StorageOptions(const RuntimeOptions& options) {
   at.tenant_quota_bytes = options.tenant_quota_bytes;
   at.tenant_quotas = options.tenant_quotas;
   at.eviction = EvictionFromName(options.evict);
+  at.encryption_key_file = options.encryption_key_file;
   return at;
 }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "prefixd/result.h"
+#include "storage/crypt/key_ring.h"
 #include "storage/io/progress.h"
 
 namespace prefixd::storage {
@@ -36,9 +37,11 @@ struct BackupReport {
 // Makes a new generation in `to` (created if missing) of the store in `from`, whose files must not
 // change meanwhile. Each copied file is synced and read back: segments against their own checksums,
 // others against what was read. kFailedPrecondition: `to` is the backup of another store, is in
-// use, or is no backup and not empty; kCancelled: `progress` (in bytes) returned false.
+// use, or is no backup and not empty; kCancelled: `progress` (in bytes) returned false. What is
+// encrypted stays so; without its key (in `keys`, null: none) a segment is checked against what was
+// read alone.
 Result<BackupReport> WriteBackup(const std::filesystem::path& from, const std::filesystem::path& to,
-                                 const Progress& progress);
+                                 const Progress& progress, const KeyRing* keys = nullptr);
 
 struct RestoreReport {
   uint64_t generation = 0;

@@ -18,6 +18,7 @@
 
 #include "prefixd/result.h"
 #include "storage/catalog/sequences.h"
+#include "storage/crypt/cipher.h"
 #include "storage/segment/gone_record.h"
 #include "storage/segment/identity.h"
 #include "storage/segment/records.h"
@@ -32,6 +33,9 @@ struct CatalogMeta {
 };
 // Opening a store of version 1 upgrades it.
 inline constexpr uint32_t kStoreFormatVersion = 2;
+// That of a store with encrypted files, which its STORE says so that an older prefixd refuses it.
+// Its catalog has the version above.
+inline constexpr uint32_t kEncryptedFormatVersion = 3;
 
 // A CatalogSegment is one segment's row as loaded when the store opens.
 struct CatalogSegment {
@@ -72,10 +76,12 @@ inline constexpr uint64_t kCatalogMemoryBytes = 2 * kCatalogCacheBytes;
 class Catalog {
  public:
   // Creates an empty catalog with `fresh` if there is none. `make_room` runs before every write and
-  // refuses it where the disk is so full that the database would fail in the middle.
+  // refuses it where the disk is so full that the database would fail in the middle. secret: seals
+  // the records of models, segments and aliases; null: they lie in clear.
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
                                                const CatalogMeta& fresh,
-                                               std::function<Status()> make_room = {});
+                                               std::function<Status()> make_room = {},
+                                               std::shared_ptr<const StoreSecret> secret = nullptr);
   virtual ~Catalog() = default;
 
   virtual const CatalogMeta& meta() const = 0;

@@ -11,6 +11,7 @@
 //   p                        -> the scrub's position: file uuid, next page (written without sync)
 //   n                        -> sequence numbers: the highest, then the undecided (uint64 each)
 //   r, g                     -> what is gone, and its blocks (gone_history.h)
+// The values of m, s and a are sealed where the store has a secret: they hold token ids and names.
 #include <rocksdb/db.h>
 #include <rocksdb/options.h>
 #include <rocksdb/utilities/checkpoint.h>
@@ -53,9 +54,11 @@ class RocksCatalog final : public Catalog {
  public:
   static Result<std::unique_ptr<Catalog>> Open(const std::filesystem::path& dir,
                                                const CatalogMeta& fresh,
-                                               std::function<Status()> make_room) {
+                                               std::function<Status()> make_room,
+                                               std::shared_ptr<const StoreSecret> secret) {
     const rocksdb::Options options = CatalogDbOptions();
     auto catalog = std::make_unique<RocksCatalog>();
+    catalog->secret_ = std::move(secret);
     catalog->make_room_ = std::move(make_room);
     rocksdb::DB* db = nullptr;
     rocksdb::Status status = rocksdb::DB::Open(options, dir.string(), &db);
@@ -82,14 +85,15 @@ class RocksCatalog final : public Catalog {
 
   Status PutModel(const ModelRecord& model) override {
     rocksdb::WriteBatch batch = NewBatch();
-    batch.Put(Key('m', model.name), EncodeModel(model));
+    PutSealed(batch, Key('m', model.name), EncodeModel(model));
     return Write(batch, true, "storing a model");
   }
 
   Result<std::vector<ModelRecord>> LoadModels() const override {
     std::vector<ModelRecord> models;
-    PREFIXD_TRY(Scan("m", [&](std::string_view, std::string_view value) -> Status {
-      PREFIXD_ASSIGN(models.emplace_back(), DecodeModel(value));
+    PREFIXD_TRY(Scan("m", [&](std::string_view name, std::string_view value) -> Status {
+      PREFIXD_ASSIGN(const std::string opened, Opened(Key('m', name), value));
+      PREFIXD_ASSIGN(models.emplace_back(), DecodeModel(opened));
       return {};
     }));
     return models;
@@ -119,7 +123,7 @@ class RocksCatalog final : public Catalog {
     }
     for (const CatalogChange::Put& put : change.put) {
       const std::string_view id = Raw(put.record.id.bytes);
-      batch.Put(Key('s', id), EncodeSegment(put.record));
+      PutSealed(batch, Key('s', id), EncodeSegment(put.record));
       if (!put.hashes) continue;
       PREFIXD_TRY(DeleteHashes(batch, put.record.id));
       std::string all;
@@ -132,7 +136,7 @@ class RocksCatalog final : public Catalog {
     }
     for (const SegmentId& id : change.remove_aliases) batch.Delete(Key('a', Raw(id.bytes)));
     for (const AliasRecord& alias : change.put_aliases) {
-      batch.Put(Key('a', Raw(alias.id.bytes)), EncodeAlias(alias));
+      PutSealed(batch, Key('a', Raw(alias.id.bytes)), EncodeAlias(alias));
     }
     PREFIXD_TRY(Write(batch, true, "committing"));
     for (const uint64_t number : deciding) sequences_.Decide(number);
@@ -195,7 +199,8 @@ class RocksCatalog final : public Catalog {
       if (id.size() != s.record.id.bytes.size()) {
         return Error{Code::kCorrupt, "catalog: a segment's key has the wrong length"};
       }
-      auto record = DecodeSegment(value);
+      auto opened = Opened(Key('s', id), value);
+      auto record = opened.ok() ? DecodeSegment(*opened) : Result<SegmentRecord>(opened.error());
       if (record.ok() && id == Raw(record->id.bytes)) {
         s.record = std::move(*record);
       } else if (record.ok() || record.error().code == Code::kCorrupt) {
@@ -245,8 +250,9 @@ class RocksCatalog final : public Catalog {
 
   Result<std::vector<AliasRecord>> LoadAliases() const override {
     std::vector<AliasRecord> aliases;
-    PREFIXD_TRY(Scan("a", [&](std::string_view, std::string_view value) -> Status {
-      PREFIXD_ASSIGN(aliases.emplace_back(), DecodeAlias(value));
+    PREFIXD_TRY(Scan("a", [&](std::string_view id, std::string_view value) -> Status {
+      PREFIXD_ASSIGN(const std::string opened, Opened(Key('a', id), value));
+      PREFIXD_ASSIGN(aliases.emplace_back(), DecodeAlias(opened));
       return {};
     }));
     return aliases;
@@ -269,6 +275,15 @@ class RocksCatalog final : public Catalog {
  private:
   static rocksdb::WriteBatch NewBatch() {
     return rocksdb::WriteBatch(0, 0, /*protection_bytes_per_key=*/8, 0);
+  }
+
+  // A sealed value is bound to its key, so that none can stand for another.
+  void PutSealed(rocksdb::WriteBatch& batch, const std::string& key, std::string value) const {
+    batch.Put(key, secret_ ? secret_->Seal(key, value) : std::move(value));
+  }
+  Result<std::string> Opened(const std::string& key, std::string_view value) const {
+    if (!secret_) return std::string(value);
+    return secret_->Open(key, value);
   }
 
   Result<std::vector<BlockHash>> HashesOf(const SegmentId& segment) const {
@@ -358,6 +373,7 @@ class RocksCatalog final : public Catalog {
   }
 
   std::function<Status()> make_room_;
+  std::shared_ptr<const StoreSecret> secret_;
   std::unique_ptr<rocksdb::DB> db_;
   CatalogMeta meta_;
   Sequences sequences_;
@@ -368,8 +384,9 @@ class RocksCatalog final : public Catalog {
 
 Result<std::unique_ptr<Catalog>> Catalog::Open(const std::filesystem::path& dir,
                                                const CatalogMeta& fresh,
-                                               std::function<Status()> make_room) {
-  return RocksCatalog::Open(dir, fresh, std::move(make_room));
+                                               std::function<Status()> make_room,
+                                               std::shared_ptr<const StoreSecret> secret) {
+  return RocksCatalog::Open(dir, fresh, std::move(make_room), std::move(secret));
 }
 
 }  // namespace prefixd::storage

@@ -33,16 +33,19 @@ Result<OpenedHeader> OpenHeader(IoEngine& engine, const std::filesystem::path& p
   return out;
 }
 
-Result<SegmentEnds> ReadEndsOnce(IoEngine& engine, const std::filesystem::path& path, bool direct) {
+Result<SegmentEnds> ReadEndsOnce(IoEngine& engine, const std::filesystem::path& path, bool direct,
+                                 const KeyRing* keys) {
   AlignedBuffer page(kPageBytes);
   const PageBytes view(page.data(), kPageBytes);
   PREFIXD_ASSIGN(const OpenedHeader opened, OpenHeader(engine, path, direct, view));
   if (opened.layout.file_bytes() != opened.file_bytes) {
     return Unsealed(path, "its length is not what its header says");
   }
+  PREFIXD_ASSIGN(const PageSeal seal, PageSeal::Of(keys, opened.header, view));
   PREFIXD_TRY(ReadFully(engine, opened.fd.get(), opened.layout.footer_page * kPageBytes, view,
                         IoPriority::kScrub, path.string()));
   PREFIXD_ASSIGN(const SegmentFooter footer, SegmentFooter::Decode(view));
+  PREFIXD_TRY(CheckMac(seal.cipher(), opened.layout.footer_page, view));
   if (footer.file != opened.header.file || footer.total_pages != opened.layout.total_pages() ||
       footer.manifest_bytes != opened.header.manifest_bytes) {
     return Unsealed(path, "header and footer do not agree");
@@ -53,10 +56,10 @@ Result<SegmentEnds> ReadEndsOnce(IoEngine& engine, const std::filesystem::path& 
 }  // namespace
 
 Result<SegmentEnds> ReadSegmentEnds(IoEngine& engine, const std::filesystem::path& path,
-                                    bool direct) {
-  auto ends = ReadEndsOnce(engine, path, direct);
+                                    bool direct, const KeyRing* keys) {
+  auto ends = ReadEndsOnce(engine, path, direct, keys);
   if (ends.ok() || ends.error().code != Code::kCorrupt) return ends;
-  return ReadEndsOnce(engine, path, direct);  // a transient fault must not condemn the file
+  return ReadEndsOnce(engine, path, direct, keys);  // a transient fault must not condemn the file
 }
 
 bool IsUnfinished(IoEngine& engine, const std::filesystem::path& path, bool direct) {
@@ -73,8 +76,8 @@ bool IsUnfinished(IoEngine& engine, const std::filesystem::path& path, bool dire
 }
 
 Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem::path& path,
-                                        bool direct) {
-  PREFIXD_ASSIGN(const SegmentEnds ends, ReadSegmentEnds(engine, path, direct));
+                                        bool direct, const KeyRing* keys) {
+  PREFIXD_ASSIGN(const SegmentEnds ends, ReadSegmentEnds(engine, path, direct, keys));
   const SegmentHeader& header = ends.header;
   SegmentRecord record;
   record.id.bytes = header.segment;
@@ -94,7 +97,7 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
   }
   InspectedSegment out;
   {
-    PREFIXD_ASSIGN(const auto file, SegmentFile::Open(engine, path, record, direct));
+    PREFIXD_ASSIGN(const auto file, SegmentFile::Open(engine, path, record, direct, {}, {}, keys));
     PREFIXD_ASSIGN(const std::string manifest, file->Manifest(engine));
     PREFIXD_ASSIGN(out.manifest, DecodeManifest(manifest));
     record.first_token = file->tokens().front();
@@ -107,18 +110,19 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
   record.label = out.manifest.label;
   record.listed = out.manifest.listed;
   record.live = out.manifest.live;
-  PREFIXD_ASSIGN(out.file, SegmentFile::Open(engine, path, record, direct));
+  PREFIXD_ASSIGN(out.file, SegmentFile::Open(engine, path, record, direct, {}, {}, keys));
   return out;
 }
 
 Result<std::vector<uint32_t>> ChainTokens(IoEngine& engine, const std::filesystem::path& dir,
-                                          std::span<const SegmentRecord> chain, bool direct) {
+                                          std::span<const SegmentRecord> chain, bool direct,
+                                          const KeyRing* keys) {
   std::vector<uint32_t> tokens;
   for (size_t i = 0; i < chain.size(); ++i) {
     const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
     if (i + 1 < chain.size()) PREFIXD_TRY(CheckContinues(chain[i], chain[i + 1]));
-    PREFIXD_ASSIGN(const auto file,
-                   SegmentFile::Open(engine, SegmentPath(dir, chain[i].file), chain[i], direct));
+    PREFIXD_ASSIGN(const auto file, SegmentFile::Open(engine, SegmentPath(dir, chain[i].file),
+                                                      chain[i], direct, {}, {}, keys));
     const auto ids = file->tokens().first(end - chain[i].tokens.begin);
     tokens.insert(tokens.end(), ids.begin(), ids.end());
   }

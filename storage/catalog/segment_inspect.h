@@ -2,7 +2,8 @@
 // trusted.
 //
 // Thread-safety: pure functions over files. Errors: kCorrupt when a file was never sealed or does
-// not verify, kFailedPrecondition when a newer prefixd wrote it, kIo when it cannot be read.
+// not verify, kFailedPrecondition when a newer prefixd wrote it or the key of an encrypted one is
+// not in `keys` (null: there are none), kIo when it cannot be read.
 #pragma once
 
 #include <filesystem>
@@ -22,7 +23,7 @@ struct SegmentEnds {
   uint64_t file_bytes = 0;
 };
 Result<SegmentEnds> ReadSegmentEnds(IoEngine& engine, const std::filesystem::path& path,
-                                    bool direct);
+                                    bool direct, const KeyRing* keys = nullptr);
 // Returns whether the file is as an interrupted put leaves it: a sound header, no last page yet.
 bool IsUnfinished(IoEngine& engine, const std::filesystem::path& path, bool direct);
 
@@ -33,11 +34,12 @@ struct InspectedSegment {
   SegmentManifest manifest;
 };
 Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem::path& path,
-                                        bool direct);
+                                        bool direct, const KeyRing* keys = nullptr);
 
 // Returns the token ids of the prefix that ends with the last segment of `chain` (root first).
 Result<std::vector<uint32_t>> ChainTokens(IoEngine& engine, const std::filesystem::path& dir,
-                                          std::span<const SegmentRecord> chain, bool direct);
+                                          std::span<const SegmentRecord> chain, bool direct,
+                                          const KeyRing* keys);
 // Returns the part of `hashes` whose blocks end in a segment that begins at token `begin`.
 std::vector<BlockHash> OwnHashes(std::span<const BlockHash> hashes, uint32_t begin,
                                  uint32_t block_tokens);

@@ -29,6 +29,26 @@ std::string ReadSmallFile(const fs::path& path) {
 
 constexpr std::string_view kIdentityWord = "prefixd-store";
 
+// Reads what an encrypted store's STORE says after its uuid; false: it is malformed.
+bool ReadKeys(std::istream& in, StoreIdentity& identity) {
+  std::string word, id, secret;
+  while (in >> word) {
+    const auto key = in >> id ? KeyId::Parse(id) : std::nullopt;
+    if (!key) return false;
+    if (word == "key") {
+      identity.keys.push_back(*key);
+      continue;
+    }
+    if (word != "secret" || !identity.secret.empty() || !(in >> secret)) return false;
+    identity.secret_key = *key;
+    identity.secret.resize(secret.size() / 2);
+    const std::span bytes(reinterpret_cast<uint8_t*>(identity.secret.data()),
+                          identity.secret.size());
+    if (identity.secret.empty() || !FromHex(secret, bytes)) return false;
+  }
+  return !identity.keys.empty();
+}
+
 }  // namespace
 
 Result<DirLock> DirLock::Acquire(const fs::path& dir) {
@@ -63,23 +83,33 @@ Result<StoreIdentity> ReadIdentityFile(const fs::path& dir) {
   if (!in || word != kIdentityWord || format_key != "format") {
     return Error{Code::kCorrupt, path.string() + " is not the identity of a prefixd store"};
   }
-  if (identity.format_version > kStoreFormatVersion) {
+  if (identity.format_version > kEncryptedFormatVersion) {
     return Error{Code::kFailedPrecondition,
                  "the store " + path.parent_path().string() + " has format version " +
                      std::to_string(identity.format_version) + "; this prefixd knows up to " +
-                     std::to_string(kStoreFormatVersion) + ". It was left unchanged"};
+                     std::to_string(kEncryptedFormatVersion) + ". It was left unchanged"};
   }
   in >> uuid_key >> uuid;
   if (!in || uuid_key != "uuid" || !FromHex(uuid, identity.store)) {
     return Error{Code::kCorrupt, path.string() + " holds no store uuid"};
   }
+  if (identity.format_version == kEncryptedFormatVersion && !ReadKeys(in, identity)) {
+    return Error{Code::kCorrupt, path.string() + " does not say how the store is encrypted"};
+  }
   return identity;
 }
 
 Status WriteIdentityFile(const fs::path& dir, const StoreIdentity& identity) {
-  return WriteFileAtomically(dir / "STORE", std::string(kIdentityWord) + "\nformat " +
-                                                std::to_string(identity.format_version) +
-                                                "\nuuid " + ToHex(identity.store) + "\n");
+  std::string text = std::string(kIdentityWord) + "\nformat " +
+                     std::to_string(identity.format_version) + "\nuuid " + ToHex(identity.store) +
+                     "\n";
+  for (const KeyId& key : identity.keys) text += "key " + key.ToString() + "\n";
+  if (!identity.secret.empty()) {
+    const std::span secret(reinterpret_cast<const uint8_t*>(identity.secret.data()),
+                           identity.secret.size());
+    text += "secret " + identity.secret_key.ToString() + " " + ToHex(secret) + "\n";
+  }
+  return WriteFileAtomically(dir / "STORE", text);
 }
 
 std::string HowToRecover(const fs::path& dir) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "prefixd/result.h"
+#include "storage/crypt/cipher.h"
 #include "storage/io/file.h"
 #include "storage/segment/prefix_info.h"
 #include "storage/segment/segment_format.h"
@@ -36,6 +37,12 @@ class DirLock {
 struct StoreIdentity {
   uint32_t format_version = 0;
   Uuid store{};
+  // Of an encrypted store (store_keys.h): the keys that files may need, and the store's secret,
+  // wrapped under the key of that id; empty: it has none.
+  std::vector<KeyId> keys = {};
+  KeyId secret_key = {};
+  std::string secret = {};
+  bool operator==(const StoreIdentity&) const = default;
 };
 // Creates directory and identity if missing (writing the identity needs the lock). A newer format
 // gives kFailedPrecondition and changes nothing; an older one is upgraded: its data is still read,

@@ -43,7 +43,7 @@ Result<std::shared_ptr<const SegmentFile>> SegmentAccess::Open(const SegmentId& 
         PREFIXD_ASSIGN(file,
                        open(*parts_.services.engine, SegmentPath(parts_.options.dir, record.file),
                             record, parts_.direct, parts_.services.read_deadline,
-                            parts_.options.MemoryOf(record.tenant)));
+                            parts_.options.MemoryOf(record.tenant), parts_.keys));
         PREFIXD_TRY(parts_.models.Check(record, file->header()));
         // Whoever holds the file holds its place.
         const auto placed = std::make_shared<PlacedFile>(std::move(place), std::move(file));
@@ -77,7 +77,7 @@ Status SegmentAccess::CheckEnds(const SegmentId& id) {
       PREFIXD_ASSIGN(
           const SegmentHeader header,
           SegmentFile::Check(*parts_.services.engine, SegmentPath(parts_.options.dir, record.file),
-                             record, parts_.direct, IoPriority::kScrub));
+                             record, parts_.direct, parts_.keys, IoPriority::kScrub));
       return parts_.models.Check(record, header);
     }();
     if (sound.ok()) return {};

@@ -38,6 +38,7 @@ class SegmentAccess {
     const BlobStore& blobs;
     const StoredModels& models;
     StoreCounters& counters;
+    const KeyRing* keys;  // null: none
   };
   explicit SegmentAccess(const Parts& parts) : parts_(parts) {}
 

@@ -58,11 +58,27 @@ Result<std::shared_ptr<StoreCore>> StoreCore::Join(const StoreOptions& options,
   return core;
 }
 
+Status StoreCore::ReadKeys() {
+  if (options.encryption_key_file.empty()) return {};
+  PREFIXD_ASSIGN(auto ring, KeyRing::Read(options.encryption_key_file));
+  if (!CipherAvailable(options.cipher)) {
+    return InvalidArgument("this CPU has no instructions for " +
+                           std::string(CipherName(options.cipher)));
+  }
+  if (options.cipher != CipherKind::kNone) ring->set_cipher(options.cipher);
+  keys = std::move(ring);
+  return {};
+}
+
 Status StoreCore::OpenParts(const EngineWrapper& wrap_engine, const CatalogWrapper& wrap_catalog) {
+  PREFIXD_TRY(ReadKeys());
   PREFIXD_ASSIGN(lock, DirLock::Acquire(options.dir));
   CrashPoint("open.locked");
   PREFIXD_TRY(RefuseLostCatalog(options.dir));
   PREFIXD_ASSIGN(identity, ReadOrCreateIdentity(options.dir));
+  auto opened = OpenStoreKeys(options.dir, keys.get(), &identity);
+  if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
+  secret = *std::move(opened);
   // The ballast is handled before anything is written: a store on a full disk must open, to be made
   // smaller.
   ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);
@@ -81,9 +97,9 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap_engine, const CatalogWrapp
 
 Status StoreCore::OpenCatalog(const CatalogWrapper& wrap) {
   CrashPoint("open.before_catalog");
-  auto opened = Catalog::Open(options.dir / "catalog",
-                              {kStoreFormatVersion, options.block_tokens, identity.store},
-                              [this] { return ballast->MakeRoom(); });
+  auto opened = Catalog::Open(
+      options.dir / "catalog", {kStoreFormatVersion, options.block_tokens, identity.store},
+      [this] { return ballast->MakeRoom(); }, secret);
   catalog_memory = options.SharedMemory().Charge(MemoryKind::kCatalog, kCatalogMemoryBytes);
   if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
   catalog = wrap ? wrap(std::move(*opened)) : std::move(*opened);
@@ -101,7 +117,7 @@ Status StoreCore::OpenCatalog(const CatalogWrapper& wrap) {
 
 void StoreCore::JoinParts() {
   blobs = std::make_unique<BlobStore>(options.dir, *engine,
-                                      std::chrono::milliseconds(options.read_deadline_ms));
+                                      std::chrono::milliseconds(options.read_deadline_ms), keys);
   space = std::make_unique<SpaceAccount>(options, tree, *blobs, *ballast);
   services = {
       engine.get(),
@@ -120,16 +136,17 @@ void StoreCore::JoinParts() {
         [this](uint64_t, const std::string* tenant) { return files.CloseOne(tenant); });
   }
   models = std::make_unique<StoredModels>(*catalog, tree);
-  segments = std::make_unique<SegmentAccess>(SegmentAccess::Parts{
-      options, direct, services, *catalog, tree, open_files, files, *blobs, *models, counters});
+  segments = std::make_unique<SegmentAccess>(
+      SegmentAccess::Parts{options, direct, services, *catalog, tree, open_files, files, *blobs,
+                           *models, counters, keys.get()});
   removal = std::make_unique<SegmentRemoval>(
       SegmentRemoval::Parts{options, commit_mutex, *catalog, tree, files, *tier, *blobs});
   names = std::make_unique<PrefixNames>(
       PrefixNames::Parts{commit_mutex, *catalog, tree, *segments, *removal, counters.expired});
   room = std::make_unique<RoomMaker>(
       RoomMaker::Parts{options, commit_mutex, tree, *blobs, *space, *removal, snapshot_taken});
-  verifier = std::make_unique<Verifier>(
-      Verifier::Parts{options, direct, services, tree, files, *blobs, *models, *segments});
+  verifier = std::make_unique<Verifier>(Verifier::Parts{options, direct, services, tree, files,
+                                                        *blobs, *models, *segments, keys.get()});
 }
 
 // A written page is read back: this shows whether the file system takes O_DIRECT at our alignment

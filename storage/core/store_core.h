@@ -17,6 +17,7 @@
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/prefix_tree.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/catalog/store_keys.h"
 #include "storage/core/open_puts.h"
 #include "storage/core/prefix_names.h"
 #include "storage/core/room_maker.h"
@@ -51,11 +52,20 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
                                                  const CatalogWrapper& wrap_catalog);
   // Does a bounded piece of the work due every few seconds.
   Status Maintain();
+  // Returns the hashes by which a prompt of this store is found.
+  std::vector<BlockHash> HashesOf(const Fingerprint& model, std::string_view tenant,
+                                  std::span<const uint32_t> tokens) const {
+    return BlockHashes(model, tenant, tokens, catalog->meta().block_tokens,
+                       secret ? secret->hash_key() : std::span<const uint8_t>());
+  }
 
   const StoreOptions options;
   // Members are destroyed in reverse order, so the lock goes last.
   DirLock lock;
   StoreIdentity identity;
+  // The master keys, and the secret of the store; null where it has none (store_keys.h).
+  std::shared_ptr<const KeyRing> keys;
+  std::shared_ptr<const StoreSecret> secret;
   bool direct = false;  // whether the file system takes O_DIRECT
   std::unique_ptr<IoEngine> engine;
   std::unique_ptr<Ballast> ballast;
@@ -91,6 +101,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
  private:
   explicit StoreCore(const StoreOptions& o) : options(o) {}
   Status OpenParts(const EngineWrapper& wrap_engine, const CatalogWrapper& wrap_catalog);
+  Status ReadKeys();
   Status OpenEngine(const EngineWrapper& wrap);
   Status OpenCatalog(const CatalogWrapper& wrap);
   void JoinParts();

@@ -30,7 +30,7 @@ Status Verifier::VerifySegment(SegmentRecord record, const VerifyRun& run, Verif
       PREFIXD_ASSIGN(
           const auto file,
           SegmentFile::Open(*parts_.services.engine, SegmentPath(parts_.options.dir, record.file),
-                            record, parts_.direct, {}, run.memory));
+                            record, parts_.direct, {}, run.memory, parts_.keys));
       PREFIXD_TRY(parts_.models.Check(record, file->header()));
       const uint64_t first = run.from.file == record.file ? run.from.next_page : 0;
       PREFIXD_TRY(VerifyAllPages(

@@ -47,6 +47,7 @@ class Verifier {
     BlobStore& blobs;
     const StoredModels& models;
     SegmentAccess& segments;
+    const KeyRing* keys;  // null: none
   };
   explicit Verifier(const Parts& parts) : parts_(parts) {}
 

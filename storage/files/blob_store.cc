@@ -25,13 +25,27 @@ constexpr std::chrono::milliseconds kPauses[] = {
 
 }  // namespace
 
-uint64_t BlobStore::BytesFor(std::string_view name, std::string_view producer, size_t payload) {
-  return kBlobHeaderBytes + name.size() + producer.size() + payload;
+uint64_t BlobStore::BytesFor(std::string_view name, std::string_view producer,
+                             size_t payload) const {
+  return (keys_ ? kSealedBlobHeaderBytes : kBlobHeaderBytes) + name.size() + producer.size() +
+         payload;
 }
 
 Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::string_view name,
                       std::string_view producer, std::span<const std::byte> bytes) {
-  const std::vector<std::byte> file = EncodeBlob({id, name, producer, bytes});
+  const auto written = Write(id, tenant, name, producer, bytes, 0);
+  return written.ok() ? Status() : written.error();
+}
+
+Result<bool> BlobStore::Write(const SegmentId& id, const std::string& tenant, std::string_view name,
+                              std::string_view producer, std::span<const std::byte> bytes,
+                              uint64_t version) {
+  std::vector<std::byte> file;
+  if (keys_) {
+    PREFIXD_ASSIGN(file, SealBlob({id, name, producer, bytes}, *keys_));
+  } else {
+    file = EncodeBlob({id, name, producer, bytes});
+  }
   const std::filesystem::path path = BlobPath(dir_, id, name);
   std::filesystem::path temp = path;
   temp += "." + std::to_string(temp_counter_++) + ".tmp";
@@ -45,19 +59,48 @@ Status BlobStore::Put(const SegmentId& id, const std::string& tenant, std::strin
   }();
   if (!written.ok()) {
     if (Status removed = RemoveFile(temp); !removed.ok()) LogWarning(removed.error().message);
-    return written;
+    return written.error();
   }
   CrashPoint("blob.before_rename");
   {
     // When two puts of one name race, the later rename wins; the lock makes the map hold its size.
     std::lock_guard lock(mutex_);
+    if (version != 0 && VersionOf(id, name) != version) {
+      PREFIXD_TRY(RemoveFile(temp));
+      return false;
+    }
     if (std::rename(temp.c_str(), path.c_str()) != 0) {
       return ErrnoError(errno, "cannot rename " + temp.string());
     }
     Note(id, tenant, name, file.size());
   }
   CrashPoint("blob.before_directory_sync");
-  return SyncDirectory(path.parent_path());
+  PREFIXD_TRY(SyncDirectory(path.parent_path()));
+  return true;
+}
+
+uint64_t BlobStore::VersionOf(const SegmentId& id, std::string_view name) const {
+  const auto it = files_.find(id);
+  if (it == files_.end()) return 0;
+  const auto file = it->second.blobs.find(name);
+  return file == it->second.blobs.end() ? 0 : file->second.version;
+}
+
+Result<bool> BlobStore::Reencrypt(const SegmentId& id, const std::string& tenant,
+                                  std::string_view name) {
+  uint64_t before = 0;
+  {
+    std::lock_guard lock(mutex_);
+    before = VersionOf(id, name);
+  }
+  const auto blob = ReadPatiently(id, name, IoPriority::kScrub);
+  if (!blob.ok()) {
+    const bool gone = blob.error().code == Code::kNotFound || blob.error().code == Code::kCorrupt;
+    return gone ? Result<bool>(false) : blob.error();
+  }
+  // Who replaced it meanwhile encrypted it.
+  if (before == 0 || blob->key == keys_->newest().id()) return false;
+  return Write(id, tenant, name, blob->producer, blob->payload, before);
 }
 
 Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view name,
@@ -70,7 +113,8 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
       priority == IoPriority::kScrub ? std::chrono::milliseconds(0) : read_deadline_;
   PREFIXD_ASSIGN(const AlignedBuffer file,
                  ReadOwned(engine_, fd, 0, bytes, priority, deadline, "reading " + path.string()));
-  const auto decoded = DecodeBlob(file.span());
+  const auto key = KeyOfBlob(file.span());
+  const auto decoded = OpenBlob(file.span(), keys_.get());
   if (!decoded.ok()) {
     return Error{decoded.error().code, "blob " + path.string() + " " + decoded.error().message};
   }
@@ -80,6 +124,7 @@ Result<BlobStore::Blob> BlobStore::Read(const SegmentId& id, std::string_view na
   Blob blob;
   blob.producer = decoded->producer;
   blob.file_bytes = bytes;
+  blob.key = key;
   blob.payload.assign(decoded->payload.begin(), decoded->payload.end());
   return blob;
 }
@@ -124,21 +169,15 @@ Result<uint64_t> BlobStore::Check(const SegmentId& id, std::string_view name,
 }
 
 Result<bool> BlobStore::DropDamaged(const SegmentId& id, std::string_view name) {
-  const auto version = [&]() -> uint64_t {  // 0: there is no such blob
-    const auto it = files_.find(id);
-    if (it == files_.end()) return 0;
-    const auto file = it->second.blobs.find(name);
-    return file == it->second.blobs.end() ? 0 : file->second.version;
-  };
   // Statistics and other blobs do not wait for the read. The version tells whether the file is
   // still the one that was read: renames take the lock.
   std::unique_lock lock(mutex_);
-  const uint64_t before = version();
+  const uint64_t before = VersionOf(id, name);
   lock.unlock();
   const auto blob = ReadPatiently(id, name, IoPriority::kStepRead);
   if (blob.ok() || blob.error().code != Code::kCorrupt) return false;
   lock.lock();
-  if (before == 0 || version() != before) return false;
+  if (before == 0 || VersionOf(id, name) != before) return false;
   PREFIXD_TRY(RemoveLocked(id, name));
   return true;
 }

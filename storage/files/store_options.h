@@ -14,6 +14,7 @@
 
 #include "base/memory_budget.h"
 #include "prefixd/options.h"
+#include "storage/crypt/cipher.h"
 #include "storage/io/io_engine.h"
 
 namespace prefixd::storage {
@@ -59,6 +60,9 @@ struct StoreOptions {
   // 0: no deadline. It holds per batch: a long read may take longer as long as it moves.
   uint32_t read_deadline_ms = 30'000;
   uint32_t block_tokens = 16;  // granularity of prefix matching's hashes
+  // The store's master keys (crypt/key_ring.h); empty: nothing is encrypted.
+  std::filesystem::path encryption_key_file;
+  CipherKind cipher = CipherKind::kNone;  // of new files; none: the fastest on this CPU
 
   MemoryAccount MemoryOf(std::string_view tenant) const {
     return memory ? memory->Of(tenant) : MemoryAccount();

@@ -78,7 +78,7 @@ Status PageWindow::Finish() {
   }
   services_.bytes_read->fetch_add(bytes(), std::memory_order_relaxed);
   for (size_t i = 0; i < pages().size(); ++i) {
-    if (!file_.VerifyPage(pages()[i], page(i))) PREFIXD_TRY(ReadAgain(i));
+    if (!Verify(i)) PREFIXD_TRY(ReadAgain(i));
   }
   return {};
 }
@@ -87,6 +87,11 @@ const std::vector<uint64_t>& PageWindow::pages() const { return flight_->pages; 
 uint64_t PageWindow::bytes() const { return flight_->bytes; }
 ConstPageBytes PageWindow::page(size_t i) const {
   return ConstPageBytes(flight_->scratch.data() + flight_->slots[i] * kPageBytes, kPageBytes);
+}
+
+bool PageWindow::Verify(size_t i) {
+  std::byte* at = flight_->scratch.data() + flight_->slots[i] * kPageBytes;
+  return file_.VerifyPage(pages()[i], PageBytes(at, kPageBytes));
 }
 
 IoOp PageWindow::ReadOp(uint64_t page, size_t slot, size_t n) const {
@@ -140,7 +145,7 @@ Status PageWindow::ReadAgain(size_t i) {
   flight_->ops.assign(1, ReadOp(pages()[i], flight_->slots[i], 1));
   PREFIXD_TRY(Again(flight_->ops.front()));
   services_.bytes_read->fetch_add(kPageBytes, std::memory_order_relaxed);
-  if (file_.VerifyPage(pages()[i], page(i))) return {};
+  if (Verify(i)) return {};
   const std::string how = "page " + std::to_string(pages()[i]) + " does not verify";
   services_.on_corrupt(file_.record().id, how);
   return Error{Code::kCorrupt, "segment " + file_.record().id.ToString() + ": " + how};

@@ -56,6 +56,7 @@ class PageWindow {
   struct Flight;
 
   IoOp ReadOp(uint64_t page, size_t slot, size_t n) const;
+  bool Verify(size_t i);             // what was read of pages()[i], once
   void Submit(std::span<IoOp> ops);  // operations of the flight
   Status Await();
   bool Stopped();  // while waiting: true once `stop` was set

@@ -13,6 +13,7 @@
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
+#include "storage/catalog/store_keys.h"
 #include "storage/io/errors.h"
 #include "storage/io/together.h"
 #include "storage/recover/recover_choose.h"
@@ -61,11 +62,20 @@ class Rebuilder {
       return Error{Code::kNotFound, "there is no prefixd store in " + dir_.string()};
     }
     PREFIXD_TRY(RefuseAsRoot(dir_));
+    if (!options_.encryption_key_file.empty()) {
+      PREFIXD_ASSIGN(keys_, KeyRing::Read(options_.encryption_key_file));
+    }
     PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(dir_));
     PREFIXD_TRY(CreateStoreDir(dir_));
     PREFIXD_TRY(ReadIdentity());
-    PREFIXD_ASSIGN(scan_, ScanSegments(*engine_, dir_, options_.verify_data, progress_));
+    // Before anything else: files that cannot be read are not damaged.
+    PREFIXD_TRY(RefuseMissingKeys(dir_, keys_.get()));
+    PREFIXD_ASSIGN(scan_,
+                   ScanSegments(*engine_, dir_, options_.verify_data, keys_.get(), progress_));
     PREFIXD_TRY(CheckIdentity());
+    identity_ = stored_;
+    identity_.store = *store_;
+    PREFIXD_ASSIGN(secret_, RecoverStoreKeys(keys_.get(), &identity_));
     choice_ = ChooseSegments(scan_);
     PREFIXD_TRY(WriteCatalog());
     PREFIXD_TRY(SetDamagedAside());
@@ -84,9 +94,12 @@ class Rebuilder {
   Status ReadIdentity() {
     if (!Exists(dir_ / "STORE")) return {};
     auto identity = ReadIdentityFile(dir_);
-    if (identity.ok()) store_ = identity->store;
-    if (identity.ok() || identity.error().code == Code::kCorrupt) return {};
-    return identity.error();
+    if (identity.ok()) {
+      store_ = identity->store;
+      stored_ = *std::move(identity);
+      return {};
+    }
+    return identity.error().code == Code::kCorrupt ? Status() : Status(identity.error());
   }
 
   // Every header names its store. Without STORE the headers must agree.
@@ -137,9 +150,11 @@ class Rebuilder {
 
   Result<std::vector<BlockHash>> HashesOf(const SegmentRecord& record) const {
     PREFIXD_ASSIGN(const auto chain, ChainOf(record));
-    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*engine_, dir_, chain, /*direct=*/false));
+    PREFIXD_ASSIGN(const auto tokens,
+                   ChainTokens(*engine_, dir_, chain, /*direct=*/false, keys_.get()));
+    const auto key = secret_ ? secret_->hash_key() : std::span<const uint8_t>();
     return OwnHashes(BlockHashes(choice_.models.at(record.model).fingerprint, record.tenant, tokens,
-                                 choice_.block_tokens),
+                                 choice_.block_tokens, key),
                      record.tokens.begin, choice_.block_tokens);
   }
 
@@ -150,8 +165,9 @@ class Rebuilder {
     PREFIXD_TRY(Step("writing the new catalog"));
     PREFIXD_TRY(MakeDirectory(fresh));
     {
-      PREFIXD_ASSIGN(const auto catalog,
-                     Catalog::Open(fresh, {kStoreFormatVersion, choice_.block_tokens, *store_}));
+      PREFIXD_ASSIGN(
+          const auto catalog,
+          Catalog::Open(fresh, {kStoreFormatVersion, choice_.block_tokens, *store_}, {}, secret_));
       for (const auto& [name, model] : choice_.models) {
         PREFIXD_TRY(catalog->PutModel(model));
         ++report_.models;
@@ -217,9 +233,9 @@ class Rebuilder {
   }
 
   Status WriteIdentity() {
-    if (!report_.identity_rebuilt) return {};
+    if (!report_.identity_rebuilt && identity_ == stored_) return {};
     PREFIXD_TRY(Step("writing STORE"));
-    return WriteIdentityFile(dir_, {kStoreFormatVersion, *store_});
+    return WriteIdentityFile(dir_, identity_);
   }
 
   // The new catalog first gets the name that the old one will have, then the two change places.
@@ -270,6 +286,9 @@ class Rebuilder {
   const Progress& progress_;
   const std::unique_ptr<IoEngine> engine_;
   std::optional<Uuid> store_;
+  StoreIdentity stored_, identity_;  // what STORE says, and what it shall say
+  std::shared_ptr<const KeyRing> keys_;
+  std::shared_ptr<const StoreSecret> secret_;
   SegmentScan scan_;
   RecoverChoice choice_;
   RecoverReport report_;

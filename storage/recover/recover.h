@@ -25,6 +25,9 @@ struct RecoverOptions {
   std::filesystem::path dir;
   bool verify_data = false;  // read and verify every page, not only metadata
   bool prune = false;        // free unfinished files now; otherwise the next opening does
+  // Of an encrypted store, whose files are not read without; one that was made without a key gets
+  // keyed hashes and a sealed catalog. Empty: none.
+  std::filesystem::path encryption_key_file;
   // Called before every change to the directory; returning false stops there (kCancelled), as a
   // crash would.
   std::function<bool(std::string_view step)> before_step;
@@ -41,7 +44,8 @@ struct RecoverReport {
 };
 
 // Recovers; `progress` counts pages. kNotFound: no store there. kFailedPrecondition: the store is
-// in use, or a newer prefixd wrote parts of it; nothing has changed then. kCorrupt: the segments
+// in use, a newer prefixd wrote parts of it, or files of it are encrypted under a key that is not
+// given; nothing has changed then. kCorrupt: the segments
 // belong to more than one store and STORE does not say which.
 Result<RecoverReport> RecoverCatalog(const RecoverOptions& options, const Progress& progress);
 

@@ -33,8 +33,9 @@ void ReadAnew(const fs::path& path) {
 
 class Scanner {
  public:
-  Scanner(IoEngine& engine, const fs::path& dir, bool verify_data, const Progress& progress)
-      : engine_(engine), dir_(dir), verify_data_(verify_data), progress_(progress) {}
+  Scanner(IoEngine& engine, const fs::path& dir, bool verify_data, const KeyRing* keys,
+          const Progress& progress)
+      : engine_(engine), dir_(dir), verify_data_(verify_data), keys_(keys), progress_(progress) {}
 
   Result<SegmentScan> Run() {
     PREFIXD_ASSIGN(const auto entries, ListDirectory(dir_ / "segments"));
@@ -78,10 +79,10 @@ class Scanner {
   };
   Inspected Inspect(const fs::path& path) const {
     if (!verify_data_) ReadAnew(path);
-    Inspected out{InspectSegment(engine_, path, verify_data_), false};
+    Inspected out{InspectSegment(engine_, path, verify_data_, keys_), false};
     if (out.segment.ok() || out.segment.error().code != Code::kCorrupt) return out;
     // A transient fault that the page cache keeps must not condemn the file.
-    if (!verify_data_) out.segment = InspectSegment(engine_, path, /*direct=*/true);
+    if (!verify_data_) out.segment = InspectSegment(engine_, path, /*direct=*/true, keys_);
     out.unfinished = !out.segment.ok() && out.segment.error().code == Code::kCorrupt &&
                      IsUnfinished(engine_, path, /*direct=*/true);
     return out;
@@ -132,6 +133,7 @@ class Scanner {
   IoEngine& engine_;
   const fs::path& dir_;
   const bool verify_data_;
+  const KeyRing* const keys_;
   const Progress& progress_;
   uint64_t done_pages_ = 0, total_pages_ = 0;
   SegmentScan scan_;
@@ -140,8 +142,8 @@ class Scanner {
 }  // namespace
 
 Result<SegmentScan> ScanSegments(IoEngine& engine, const fs::path& dir, bool verify_data,
-                                 const Progress& progress) {
-  return Scanner(engine, dir, verify_data, progress).Run();
+                                 const KeyRing* keys, const Progress& progress) {
+  return Scanner(engine, dir, verify_data, keys, progress).Run();
 }
 
 }  // namespace prefixd::storage

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "prefixd/result.h"
+#include "storage/crypt/key_ring.h"
 #include "storage/io/io_engine.h"
 #include "storage/io/progress.h"
 #include "storage/segment/records.h"
@@ -33,10 +34,11 @@ struct SegmentScan {
 };
 
 // Inspects every segment file of the store in `dir`; with `verify_data` also every page of its
-// rows, past the page cache where the file system allows it. Without it, too, what is read comes from
-// the disk: nothing of a file that was in the page cache is used. Changes nothing. kFailedPrecondition: a newer prefixd wrote one of them. kCancelled:
-// `progress` returned false.
+// rows, past the page cache where the file system allows it. Without it, too, what is read comes
+// from the disk: nothing of a file that was in the page cache is used. Changes nothing.
+// kFailedPrecondition: a newer prefixd wrote one of them, or `keys` (null: none) lack the key of
+// one. kCancelled: `progress` returned false.
 Result<SegmentScan> ScanSegments(IoEngine& engine, const std::filesystem::path& dir,
-                                 bool verify_data, const Progress& progress);
+                                 bool verify_data, const KeyRing* keys, const Progress& progress);
 
 }  // namespace prefixd::storage

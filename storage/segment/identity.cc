@@ -71,9 +71,10 @@ std::string GeometryBytes(const KvGeometry& g) {
   return out;
 }
 
-std::array<uint8_t, 32> Seed(const Fingerprint& model, std::string_view tenant) {
+std::array<uint8_t, 32> Seed(const Fingerprint& model, std::string_view tenant,
+                             std::span<const uint8_t> secret = {}) {
   InitSodium();
-  Blake2b hash(32);
+  Blake2b hash(32, secret);
   hash.UpdateString("prefixd block seed 1");
   hash.Update(model.bytes.data(), model.bytes.size());
   hash.UpdateString(tenant);
@@ -113,9 +114,10 @@ Fingerprint ModelFingerprint(const KvGeometry& geometry,
 }
 
 std::vector<BlockHash> BlockHashes(const Fingerprint& model, std::string_view tenant,
-                                   std::span<const uint32_t> tokens, uint32_t block_tokens) {
+                                   std::span<const uint32_t> tokens, uint32_t block_tokens,
+                                   std::span<const uint8_t> secret) {
   assert(block_tokens > 0);
-  const std::array<uint8_t, 32> seed = Seed(model, tenant);
+  const std::array<uint8_t, 32> seed = Seed(model, tenant, secret);
   std::vector<BlockHash> hashes(tokens.size() / block_tokens);
   BlockHash previous{};
   for (size_t i = 0; i < hashes.size(); ++i) {

@@ -32,9 +32,11 @@ Fingerprint ModelFingerprint(const KvGeometry& geometry,
 using BlockHash = std::array<uint8_t, 16>;
 
 // hash_i = BLAKE2b-128(key = seed; hash_{i-1} || token ids of block i), for every full block of
-// `block_tokens` ids; the seed binds model fingerprint and tenant.
+// `block_tokens` ids; the seed binds model fingerprint and tenant, and the store's secret key where
+// it has one (StoreSecret::hash_key): then nobody without it can test a guess of the tokens.
 std::vector<BlockHash> BlockHashes(const Fingerprint& model, std::string_view tenant,
-                                   std::span<const uint32_t> tokens, uint32_t block_tokens);
+                                   std::span<const uint32_t> tokens, uint32_t block_tokens,
+                                   std::span<const uint8_t> secret = {});
 
 // Names the tree of prefixes of one model and tenant: prefixes of two scopes never share segments.
 BlockHash PrefixScope(const Fingerprint& model, std::string_view tenant);

@@ -41,7 +41,7 @@ Result<UniqueFd> OpenMaybeDirect(const std::filesystem::path& path, int flags, b
 }
 
 Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path,
-                             const SegmentRecord& record, bool direct) {
+                             const SegmentRecord& record, bool direct, const KeyRing* keys) {
   record_ = record;
   path_ = path;
   auto fd = OpenMaybeDirect(path, O_RDONLY, direct);
@@ -69,12 +69,14 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
         header_.lineage != record.lineage || layout_.file_bytes() != bytes) {
       return Damaged(path, "the header does not agree with the catalog");
     }
+    PREFIXD_ASSIGN(seal_, PageSeal::Of(keys, header_, ConstPageBytes(first.data(), kPageBytes)));
     AlignedBuffer last;
     if (!whole) {
       PREFIXD_ASSIGN(last, ReadRaw(engine, layout_.footer_page, 1));
     }
     const std::byte* footer = whole ? first.data() + layout_.footer_page * kPageBytes : last.data();
     PREFIXD_ASSIGN(footer_, SegmentFooter::Decode(ConstPageBytes(footer, kPageBytes)));
+    PREFIXD_TRY(CheckMac(seal_.cipher(), layout_.footer_page, ConstPageBytes(footer, kPageBytes)));
     if (footer_.file != header_.file || footer_.sequence != record.sequence ||
         footer_.total_pages != layout_.total_pages() ||
         footer_.manifest_bytes != header_.manifest_bytes) {
@@ -96,9 +98,9 @@ Status SegmentFile::LoadTable(IoEngine& engine) const {
 Status SegmentFile::ReadTable(IoEngine& engine) const {
   const uint64_t pages = layout_.footer_page - layout_.table_page;
   PREFIXD_ASSIGN(const AlignedBuffer buffer, ReadRaw(engine, layout_.table_page, pages));
-  table_.resize(layout_.table_page);
+  table_.resize(layout_.table_words());
   std::memcpy(table_.data(), buffer.data(), table_.size() * sizeof(uint64_t));
-  if (TableChecksum(header_.file, table_) != footer_.table_checksum) {
+  if (TableChecksum(header_.file, layout_.table_page, table_) != footer_.table_checksum) {
     return Damaged(path_, "the checksum table is damaged");
   }
   return {};
@@ -109,19 +111,19 @@ Status SegmentFile::ReadTable(IoEngine& engine) const {
 // a damaged page that fits its entry.
 Status SegmentFile::LoadTokens(IoEngine& engine) {
   const uint64_t pages = layout_.manifest_page - layout_.token_page;
-  const uint64_t first = layout_.token_page / kChecksumsPerPage;
-  const uint64_t last = (layout_.manifest_page - 1) / kChecksumsPerPage;
+  const uint64_t first = layout_.token_page / layout_.checks_per_page();
+  const uint64_t last = (layout_.manifest_page - 1) / layout_.checks_per_page();
   AlignedBuffer part;
-  const uint64_t* expected = table_.data() + layout_.token_page;
+  const uint64_t* expected = seal_.entry(std::as_const(table_).data(), layout_.token_page);
   if (!has_table_) {
     PREFIXD_ASSIGN(part, ReadRaw(engine, layout_.table_page + first, last - first + 1));
-    expected =
-        reinterpret_cast<const uint64_t*>(part.data()) + layout_.token_page % kChecksumsPerPage;
+    expected = seal_.entry(reinterpret_cast<const uint64_t*>(part.data()),
+                           layout_.token_page % layout_.checks_per_page());
   }
   PREFIXD_ASSIGN(const AlignedBuffer ids, ReadRaw(engine, layout_.token_page, pages));
   for (uint64_t i = 0; i < pages; ++i) {
-    const ConstPageBytes bytes(ids.data() + i * kPageBytes, kPageBytes);
-    if (PageChecksum(header_.file, layout_.token_page + i, bytes) != expected[i]) {
+    const PageBytes bytes(ids.data() + i * kPageBytes, kPageBytes);
+    if (!seal_.Open(layout_.token_page + i, bytes, seal_.entry(expected, i))) {
       return Damaged(path_, "its token ids, or their checksums, are damaged");
     }
   }
@@ -148,7 +150,7 @@ Result<AlignedBuffer> SegmentFile::ReadPages(IoEngine& engine, uint64_t first, u
                                              const char* what) const {
   PREFIXD_ASSIGN(AlignedBuffer out, ReadRaw(engine, first, n));
   for (uint64_t i = 0; i < n; ++i) {
-    if (!VerifyPage(first + i, ConstPageBytes(out.data() + i * kPageBytes, kPageBytes))) {
+    if (!VerifyPage(first + i, PageBytes(out.data() + i * kPageBytes, kPageBytes))) {
       return Error{Code::kCorrupt,
                    "segment " + record_.id.ToString() + ": its " + what + " are damaged"};
     }
@@ -214,14 +216,15 @@ bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
 
 Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenParts(
     IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
-    std::chrono::milliseconds deadline, const MemoryAccount& memory, bool table) {
+    std::chrono::milliseconds deadline, const MemoryAccount& memory, const KeyRing* keys,
+    bool table) {
   auto file = std::shared_ptr<SegmentFile>(new SegmentFile());
   file->deadline_ = deadline;
-  PREFIXD_TRY(file->OpenEnds(engine, path, record, direct));
+  PREFIXD_TRY(file->OpenEnds(engine, path, record, direct, keys));
   const SegmentLayout& layout = file->layout_;
   const uint64_t orders = layout.reclustered() ? layout.runs() : 0;
   // The table counts from the start: it may be loaded at any time.
-  const uint64_t kept = layout.table_page * sizeof(uint64_t) +
+  const uint64_t kept = layout.table_words() * sizeof(uint64_t) +
                         layout.shape.n_tokens * sizeof(uint32_t) +
                         orders * sizeof(file->orders_.front());
   // The pages that are read lie beside what is kept of them.
@@ -236,22 +239,22 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenParts(
 
 Result<std::shared_ptr<const SegmentFile>> SegmentFile::Open(
     IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
-    std::chrono::milliseconds deadline, const MemoryAccount& memory) {
-  return OpenParts(engine, path, record, direct, deadline, memory, /*table=*/true);
+    std::chrono::milliseconds deadline, const MemoryAccount& memory, const KeyRing* keys) {
+  return OpenParts(engine, path, record, direct, deadline, memory, keys, /*table=*/true);
 }
 
 Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenIds(
     IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
-    std::chrono::milliseconds deadline, const MemoryAccount& memory) {
-  return OpenParts(engine, path, record, direct, deadline, memory, /*table=*/false);
+    std::chrono::milliseconds deadline, const MemoryAccount& memory, const KeyRing* keys) {
+  return OpenParts(engine, path, record, direct, deadline, memory, keys, /*table=*/false);
 }
 
 Result<SegmentHeader> SegmentFile::Check(IoEngine& engine, const std::filesystem::path& path,
                                          const SegmentRecord& record, bool direct,
-                                         IoPriority priority) {
+                                         const KeyRing* keys, IoPriority priority) {
   SegmentFile file;
   file.priority_ = priority;
-  PREFIXD_TRY(file.OpenEnds(engine, path, record, direct));
+  PREFIXD_TRY(file.OpenEnds(engine, path, record, direct, keys));
   return file.header_;
 }
 

@@ -17,6 +17,7 @@
 #include "base/memory_budget.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
+#include "storage/segment/page_seal.h"
 #include "storage/segment/records.h"
 #include "storage/segment/segment_format.h"
 
@@ -34,22 +35,26 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   // missing, damaged, or differs from the record; kIo when it cannot be read; kUnavailable when the
   // disk did not answer a read within `deadline` (0: no deadline), now or later, for orders and the
   // manifest. kResourceExhausted, now or later, when `memory` has no room for what is loaded.
+  // kFailedPrecondition when the file is encrypted and `keys` (null: none) lack its key.
   static Result<std::shared_ptr<const SegmentFile>> Open(IoEngine& engine,
                                                          const std::filesystem::path& path,
                                                          const SegmentRecord& record, bool direct,
                                                          std::chrono::milliseconds deadline = {},
-                                                         const MemoryAccount& memory = {});
+                                                         const MemoryAccount& memory = {},
+                                                         const KeyRing* keys = nullptr);
   // Reads header, footer and token ids, and of the checksum table the entries of the ids: what a
   // match needs, a hundredth of what Open reads of a long segment. Errors as those of Open.
   static Result<std::shared_ptr<const SegmentFile>> OpenIds(
       IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
-      std::chrono::milliseconds deadline = {}, const MemoryAccount& memory = {});
+      std::chrono::milliseconds deadline = {}, const MemoryAccount& memory = {},
+      const KeyRing* keys = nullptr);
   // Loads and verifies the whole checksum table, unless it is loaded: before pages are verified. A
   // load that failed is tried again by the next call.
   Status LoadTable(IoEngine& engine) const;
   // Reads and verifies header and footer only.
   static Result<SegmentHeader> Check(IoEngine& engine, const std::filesystem::path& path,
                                      const SegmentRecord& record, bool direct,
+                                     const KeyRing* keys = nullptr,
                                      IoPriority priority = IoPriority::kStepRead);
 
   const SegmentRecord& record() const { return record_; }
@@ -58,10 +63,14 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   std::span<const uint32_t> tokens() const { return tokens_; }  // [own tokens]
   int fd() const { return fd_->get(); }
 
-  // Returns whether `bytes` are the page `page` (below the table) as it was written. REQUIRES: the
-  // table is loaded.
-  bool VerifyPage(uint64_t page, ConstPageBytes bytes) const {
-    return PageChecksum(header_.file, page, bytes) == table_[page];
+  // Returns whether `bytes` are the page `page` (below the table) as it was written, and decrypts
+  // them where they lie if it is encrypted: once for each reading. REQUIRES: the table is loaded.
+  bool VerifyPage(uint64_t page, PageBytes bytes) const {
+    return seal_.Open(page, bytes, seal_.entry(table_.data(), page));
+  }
+  // Returns the same, and leaves the bytes as they are stored.
+  bool CheckPage(uint64_t page, ConstPageBytes bytes) const {
+    return seal_.Check(page, bytes, seal_.entry(table_.data(), page));
   }
 
   // Returns the manifest's bytes, verified (records.h decodes them).
@@ -80,9 +89,10 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   // table: loads the checksum table, too.
   static Result<std::shared_ptr<const SegmentFile>> OpenParts(
       IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record, bool direct,
-      std::chrono::milliseconds deadline, const MemoryAccount& memory, bool table);
+      std::chrono::milliseconds deadline, const MemoryAccount& memory, const KeyRing* keys,
+      bool table);
   Status OpenEnds(IoEngine& engine, const std::filesystem::path& path, const SegmentRecord& record,
-                  bool direct);
+                  bool direct, const KeyRing* keys);
   Status ReadTable(IoEngine& engine) const;
   Status LoadTokens(IoEngine& engine);
   Result<std::unique_ptr<const RunOrder>> LoadOrder(IoEngine& engine, uint32_t layer,
@@ -101,9 +111,10 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   SegmentHeader header_;
   SegmentFooter footer_;
   SegmentLayout layout_;
+  PageSeal seal_;
   mutable CallMutex table_mutex_;  // held while the table is loaded
   mutable std::atomic<bool> has_table_{false};
-  mutable std::vector<uint64_t> table_;  // [layout.table_page]
+  mutable std::vector<uint64_t> table_;  // [layout.table_words()]
   std::vector<uint32_t> tokens_;
   mutable std::atomic<uint64_t> memory_bytes_{0};
   mutable std::mutex orders_mutex_;

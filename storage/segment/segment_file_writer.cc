@@ -41,7 +41,8 @@ SegmentFileWriter::SegmentFileWriter(IoEngine& engine, SegmentFilePlan plan,
     : engine_(engine),
       plan_(std::move(plan)),
       layout_(layout),
-      table_(layout.table_page),
+      seal_(plan_.header.file, plan_.cipher),
+      table_(layout.table_words()),
       written_(layout.heads, layout.shape.n_kv_heads, plan_.header.tokens) {
   const size_t pages = std::min<uint64_t>(kSlabPages, layout.table_page);
   const size_t n =
@@ -65,6 +66,7 @@ Result<std::unique_ptr<SegmentFileWriter>> SegmentFileWriter::Create(IoEngine& e
   PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
   assert(plan.manifest.size() == plan.header.manifest_bytes);
   assert(plan.token_ids.size() == plan.header.tokens.size());
+  PREFIXD_CHECK(plan.header.encrypted() == (plan.cipher != nullptr), plan.header.encrypted());
   std::unique_ptr<SegmentFileWriter> writer(new SegmentFileWriter(engine, std::move(plan), layout));
   PREFIXD_ASSIGN(writer->memory_,
                  writer->plan_.memory.Take(MemoryKind::kPuts, writer->fixed_bytes_));
@@ -78,7 +80,7 @@ Status SegmentFileWriter::Allocate() {
   CrashPoint("segment.created");
   PREFIXD_ASSIGN(allocated_, Preallocate(fd_.get(), layout_.file_bytes(), plan_.path));
   std::vector<std::byte> header(kPageBytes);
-  plan_.header.Encode(PageBytes(header.data(), kPageBytes));
+  plan_.header.Encode(PageBytes(header.data(), kPageBytes), plan_.cipher.get());
   CrashPoint("segment.allocated");
   return PutPage(0, header);
 }
@@ -258,8 +260,8 @@ Status SegmentFileWriter::PutPartial(uint64_t page, uint32_t offset, uint32_t ro
 
 Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> bytes) {
   // A sealed file never changes, and nothing lies beyond its table.
-  PREFIXD_CHECK(!sealed_ && page < table_.size() && bytes.size() <= kPageBytes, page, table_.size(),
-                bytes.size());
+  PREFIXD_CHECK(!sealed_ && page < layout_.table_page && bytes.size() <= kPageBytes, page,
+                layout_.table_page, bytes.size());
   if (slabs_[current_]->pages.size() == slabs_[current_]->capacity) PREFIXD_TRY(FlushSlab());
   Slab& slab = *slabs_[current_];
   if (slab.memory.size() == 0) {
@@ -267,15 +269,27 @@ Status SegmentFileWriter::PutPage(uint64_t page, std::span<const std::byte> byte
                                               : AlignedBuffer(slab.capacity * kPageBytes);
   }
   std::byte* slot = slab.slot(slab.pages.size());
+  uint64_t* entry = seal_.entry(table_.data(), page);
+  const bool sealed = plan_.cipher && page != 0;
   if (bytes.size() == kPageBytes) {
+    const ConstPageBytes whole(bytes.data(), kPageBytes);
     // The checksum is taken here, where the bytes are in the cache; the stream copy keeps the slab
     // out of it.
-    table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(bytes.data(), kPageBytes));
-    StreamCopy(slot, bytes.data(), kPageBytes);
+    if (sealed) [[unlikely]] {
+      seal_.Seal(page, whole, PageBytes(slot, kPageBytes), entry);
+    } else {
+      seal_.Note(page, whole, entry);
+      StreamCopy(slot, bytes.data(), kPageBytes);
+    }
   } else {
     std::memcpy(slot, bytes.data(), bytes.size());
     std::memset(slot + bytes.size(), 0, kPageBytes - bytes.size());
-    table_[page] = PageChecksum(plan_.header.file, page, ConstPageBytes(slot, kPageBytes));
+    const PageBytes filled(slot, kPageBytes);
+    if (sealed) [[unlikely]] {
+      seal_.Seal(page, filled, filled, entry);
+    } else {
+      seal_.Note(page, filled, entry);
+    }
   }
   slab.pages.push_back(page);
   return {};

@@ -18,6 +18,7 @@
 #include "storage/io/buffer_pool.h"
 #include "storage/io/file.h"
 #include "storage/io/io_engine.h"
+#include "storage/segment/page_seal.h"
 #include "storage/segment/segment_format.h"
 #include "storage/segment/written_rows.h"
 
@@ -29,8 +30,9 @@ inline constexpr size_t kSlabBytes = 4u << 20;
 struct SegmentFilePlan {
   std::filesystem::path path;  // must not exist
   SegmentHeader header;
-  std::string manifest;             // header.manifest_bytes bytes
-  std::vector<uint32_t> token_ids;  // header.tokens.size() ids
+  std::string manifest;                      // header.manifest_bytes bytes
+  std::vector<uint32_t> token_ids;           // header.tokens.size() ids
+  std::shared_ptr<const FileCipher> cipher;  // of header.cipher (EncryptNewFile); null: none
   bool direct = false;
   uint64_t max_buffer_bytes = 16ull << 20;  // bound of whole pages on their way to the disk
   std::shared_ptr<BufferPool> slabs;        // buffers of kSlabBytes each
@@ -66,6 +68,10 @@ class SegmentFileWriter {
   // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.
   Status WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk, std::span<const std::byte> rows,
                     std::span<const uint32_t> order);
+  // Writes pages of rows, or of orders, as another file with this header's layout of both has them:
+  // instead of the calls above, each page once, ascending, orders behind rows. first_page: of this
+  // file.
+  Status CopyPages(uint64_t first_page, std::span<const std::byte> pages);
   // Returns kFailedPrecondition naming the first missing layer and token of these heads; nothing
   // has changed then.
   Status CheckComplete(HeadRange heads) const;
@@ -121,9 +127,11 @@ class SegmentFileWriter {
   size_t current_ = 0;
   size_t taken_ = 0;                                // the first so many slabs are paid for
   std::unordered_map<uint64_t, Partial> partials_;  // keyed by file page
-  std::vector<uint64_t> table_;
+  const PageSeal seal_;
+  std::vector<uint64_t> table_;  // [layout.table_words()]
   WrittenRows written_;          // in the arrival layout
   uint64_t chunks_written_ = 0;  // in the reclustered layout
+  uint64_t pages_copied_ = 0;    // by CopyPages
   std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;
   uint64_t bytes_written_ = 0;

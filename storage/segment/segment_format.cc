@@ -15,8 +15,9 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr char kHeaderMagic[8] = {'P', 'F', 'X', 'S', 'E', 'G', '\r', '\n'};
 constexpr char kFooterMagic[8] = {'P', 'F', 'X', 'F', 'O', 'O', 'T', '\n'};
-constexpr uint64_t kKnownRoCompat = 0,
-                   kKnownIncompat = kIncompatEncodedRows | kIncompatDerivedRows | kIncompatLayers;
+constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows |
+                                                        kIncompatDerivedRows | kIncompatLayers |
+                                                        kIncompatEncrypted;
 constexpr uint32_t kMaxLayers = 1024;  // with a table of kinds
 
 // The layers where they differ: their kinds, and which each is of. Kind 0 is the header's own; the
@@ -39,7 +40,8 @@ struct HeaderImage {
   uint8_t store[16], segment[16], parent[16], model[32];
   uint32_t token_begin, token_end;
   uint32_t n_layers, n_kv_heads, key_dim, value_dim, dtype, checksum_id;
-  uint32_t row_bytes, rows_per_page, pages_per_row, reserved;
+  uint32_t row_bytes, rows_per_page, pages_per_row;
+  uint32_t cipher;  // zero where pages are not encrypted, and therefore in files of older writers
   uint64_t pages_per_run, token_page, manifest_page, table_page, footer_page;
   uint64_t manifest_bytes;
   int64_t created_unix_ms;
@@ -51,8 +53,9 @@ struct HeaderImage {
   uint8_t lineage[16];
   // Zero where layers are alike, and therefore in files of older writers.
   LayersImage layers;
+  uint8_t key[16];  // of encrypted pages
 };
-static_assert(sizeof(HeaderImage) == 2096, "the format changed: raise kSegmentVersion");
+static_assert(sizeof(HeaderImage) == 2112, "the format changed: raise kSegmentVersion");
 
 struct FooterImage {
   char magic[8];
@@ -66,11 +69,17 @@ struct FooterImage {
 static_assert(sizeof(FooterImage) == 88, "the format changed: raise kSegmentVersion");
 
 constexpr size_t kSelfChecksumAt = kPageBytes - sizeof(uint64_t);
+// Zero where the file is not encrypted.
+constexpr size_t kMacAt = kSelfChecksumAt - sizeof(FileCipher::Mac);
 
 template <typename Image>
-void StoreImage(const Image& image, PageBytes out) {
+void StoreImage(const Image& image, uint64_t page, const FileCipher* cipher, PageBytes out) {
   std::fill(out.begin(), out.end(), std::byte{0});
   std::memcpy(out.data(), &image, sizeof(image));
+  if (cipher != nullptr) {
+    const FileCipher::Mac mac = cipher->MacOf(page, out.first(kMacAt));
+    std::memcpy(out.data() + kMacAt, mac.data(), mac.size());
+  }
   const uint64_t sum = XXH3_64bits(out.data(), kSelfChecksumAt);
   std::memcpy(out.data() + kSelfChecksumAt, &sum, sizeof(sum));
 }
@@ -159,8 +168,17 @@ uint64_t PageChecksum(const Uuid& file, uint64_t page, ConstPageBytes bytes) {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), PlaceSeed(file, page));
 }
 
-uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table) {
-  return XXH3_64bits_withSeed(table.data(), table.size_bytes(), PlaceSeed(file, table.size()));
+uint64_t TableChecksum(const Uuid& file, uint64_t pages, std::span<const uint64_t> table) {
+  return XXH3_64bits_withSeed(table.data(), table.size_bytes(), PlaceSeed(file, pages));
+}
+
+Status CheckMac(const FileCipher* cipher, uint64_t page, ConstPageBytes bytes) {
+  if (cipher == nullptr ||
+      cipher->IsMac(page, bytes.first(kMacAt), bytes.subspan(kMacAt, sizeof(FileCipher::Mac)))) {
+    return {};
+  }
+  return Error{Code::kCorrupt, std::string("the segment ") + (page == 0 ? "header" : "footer") +
+                                   " is not the one that was written (MAC)"};
 }
 
 void SegmentHeader::SetGeometry(const KvGeometry& geometry) {
@@ -179,6 +197,12 @@ void SegmentHeader::SetGeometry(const KvGeometry& geometry) {
   incompat = layers.empty() ? incompat & ~kIncompatLayers : incompat | kIncompatLayers;
 }
 
+void SegmentHeader::SetCipher(CipherKind kind, const KeyId& id) {
+  cipher = kind;
+  key = id;
+  incompat = encrypted() ? incompat | kIncompatEncrypted : incompat & ~kIncompatEncrypted;
+}
+
 bool SegmentHeader::IsOf(const KvGeometry& geometry) const {
   SegmentHeader same;
   same.SetGeometry(geometry);
@@ -195,9 +219,10 @@ SegmentShape SegmentHeader::shape() const {
       shape.layers.push_back({});
       continue;
     }
-    const auto [key, value] = StoredRowBytes(row(l), encoding);
-    shape.layers.push_back({layers[l].n_kv_heads, key, value});
+    const auto [own_key, value] = StoredRowBytes(row(l), encoding);
+    shape.layers.push_back({layers[l].n_kv_heads, own_key, value});
   }
+  if (encrypted()) shape.check_bytes = kTagBytes;
   return shape;
 }
 
@@ -214,7 +239,7 @@ Result<SegmentLayout> SegmentHeader::Layout() const {
   return layout;
 }
 
-void SegmentHeader::Encode(PageBytes out) const {
+void SegmentHeader::Encode(PageBytes out, const FileCipher* mac) const {
   const SegmentLayout l = Layout().value();
   HeaderImage h{};
   std::memcpy(h.magic, kHeaderMagic, sizeof(h.magic));
@@ -256,7 +281,9 @@ void SegmentHeader::Encode(PageBytes out) const {
   h.order_page = l.order_page;
   CopyTo(lineage, h.lineage);
   h.layers = ImageOf(*this);
-  StoreImage(h, out);
+  h.cipher = static_cast<uint32_t>(cipher);
+  CopyTo(key.bytes, h.key);
+  StoreImage(h, 0, mac, out);
 }
 
 Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
@@ -278,7 +305,17 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
       h.token_begin >= h.token_end || h.key_dim > 1u << 16 || h.value_dim > 1u << 16) {
     return malformed;
   }
+  const bool encrypted = h.version >= 2 && h.cipher != 0;
+  if (encrypted != ((h.incompat & kIncompatEncrypted) != 0)) return malformed;
+  if (encrypted && !KnownCipher(h.cipher)) {
+    return Error{Code::kFailedPrecondition,
+                 "the segment is encrypted with a cipher of a newer prefixd; upgrade to read it"};
+  }
   SegmentHeader out;
+  if (encrypted) {
+    out.cipher = static_cast<CipherKind>(h.cipher);
+    CopyFrom(h.key, out.key.bytes);
+  }
   out.compat = h.compat;
   out.ro_compat = h.ro_compat;
   out.incompat = h.incompat;
@@ -321,7 +358,7 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
   return out;
 }
 
-void SegmentFooter::Encode(PageBytes out) const {
+void SegmentFooter::Encode(PageBytes out, const FileCipher* mac) const {
   FooterImage f{};
   std::memcpy(f.magic, kFooterMagic, sizeof(f.magic));
   f.version = kSegmentVersion;
@@ -336,7 +373,7 @@ void SegmentFooter::Encode(PageBytes out) const {
   f.key_error_rms = error.key_rms;
   f.value_error_max = error.value_max;
   f.value_error_rms = error.value_rms;
-  StoreImage(f, out);
+  StoreImage(f, total_pages - 1, mac, out);
 }
 
 Result<SegmentFooter> SegmentFooter::Decode(ConstPageBytes page) {

@@ -16,6 +16,7 @@
 #include "prefixd/partition.h"
 #include "prefixd/result.h"
 #include "prefixd/stored_part.h"
+#include "storage/crypt/cipher.h"
 #include "storage/segment/identity.h"
 #include "storage/segment/prefix_info.h"
 #include "storage/segment/segment_layout.h"
@@ -34,14 +35,21 @@ inline constexpr uint64_t kIncompatDerivedRows = 1u << 1;
 // The bit is set where layers differ: a prefixd that would look for rows elsewhere refuses the
 // file.
 inline constexpr uint64_t kIncompatLayers = 1u << 2;
+// The bit is set where pages are encrypted: a prefixd that would take them for damaged refuses the
+// file.
+inline constexpr uint64_t kIncompatEncrypted = 1u << 3;
 using Uuid = std::array<uint8_t, 16>;
 using PageBytes = std::span<std::byte, kPageBytes>;
 using ConstPageBytes = std::span<const std::byte, kPageBytes>;
 
 // Returns the checksum of one page in its place: a page of another file or another place fails too.
 uint64_t PageChecksum(const Uuid& file, uint64_t page, ConstPageBytes bytes);
-// Returns the checksum of the whole page checksum table.
-uint64_t TableChecksum(const Uuid& file, std::span<const uint64_t> table);
+// Returns the checksum of the whole table of `pages` checksums or tags.
+uint64_t TableChecksum(const Uuid& file, uint64_t pages, std::span<const uint64_t> table);
+
+// Header and footer of an encrypted file stay in clear, and bear a MAC. kCorrupt where it is not
+// that of the page in this place. cipher: null where the file is not encrypted.
+Status CheckMac(const FileCipher* cipher, uint64_t page, ConstPageBytes bytes);
 
 // The KV heads and dimensions of one layer.
 struct StoredLayer {
@@ -69,21 +77,27 @@ struct SegmentHeader {
   Lineage lineage{};  // of derived rows; all zero: exact
   // [n_layers] where one differs from the numbers above; empty: none does.
   std::vector<StoredLayer> layers;
+  CipherKind cipher = CipherKind::kNone;  // of the pages, with the master key of that id
+  KeyId key;
 
   // The rows of a layer as given.
   RowShape row(uint32_t layer) const {
     if (layers.empty()) return {key_dim, value_dim, dtype};
     return {layers[layer].key_dim, layers[layer].value_dim, dtype};
   }
+  bool encrypted() const { return cipher != CipherKind::kNone; }
   // Takes over layers, heads and dimensions, and the feature bit that they need.
   void SetGeometry(const KvGeometry& geometry);
+  // Sets cipher and key (or neither), and the feature bit.
+  void SetCipher(CipherKind kind, const KeyId& id);
   // Whether these are the header's.
   bool IsOf(const KvGeometry& geometry) const;
   SegmentShape shape() const;
   Result<SegmentLayout> Layout() const;
-  void Encode(PageBytes out) const;
-  // Errors: kCorrupt for bytes that are no segment header, or damaged; kFailedPrecondition for a
-  // header that a newer prefixd wrote.
+  // mac: of an encrypted file.
+  void Encode(PageBytes out, const FileCipher* mac = nullptr) const;
+  // Checks no MAC, which takes a key. Errors: kCorrupt for bytes that are no segment header, or
+  // damaged; kFailedPrecondition for a header that a newer prefixd wrote.
   static Result<SegmentHeader> Decode(ConstPageBytes page);
   bool operator==(const SegmentHeader&) const = default;
 };
@@ -98,7 +112,7 @@ struct SegmentFooter {
   int64_t sealed_unix_ms = 0;
   EncodingError error;  // zero where rows are as given
 
-  void Encode(PageBytes out) const;
+  void Encode(PageBytes out, const FileCipher* mac = nullptr) const;
   static Result<SegmentFooter> Decode(ConstPageBytes page);
   bool operator==(const SegmentFooter&) const = default;
 };

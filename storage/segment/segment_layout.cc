@@ -90,7 +90,7 @@ Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
   l.manifest_page = l.token_page + CeilDiv(shape.n_tokens, kTokensPerPage);
   l.order_page = l.manifest_page + CeilDiv(shape.manifest_bytes, kPageBytes);
   l.table_page = l.order_page + static_cast<uint64_t>(runs) * l.pages_per_order;
-  l.footer_page = l.table_page + CeilDiv(l.table_page, kChecksumsPerPage);
+  l.footer_page = l.table_page + CeilDiv(l.table_page, l.checks_per_page());
   if (l.total_pages() > kMaxPages) return too_large;
   return l;
 }

@@ -27,7 +27,7 @@
 namespace prefixd::storage {
 
 inline constexpr uint64_t kPageBytes = 4096;
-inline constexpr uint64_t kChecksumsPerPage = kPageBytes / sizeof(uint64_t);
+inline constexpr uint64_t kChecksumsPerPage = kPageBytes / sizeof(uint64_t);  // not encrypted
 inline constexpr uint64_t kTokensPerPage = kPageBytes / sizeof(uint32_t);
 inline constexpr uint64_t kSlotsPerPage = kPageBytes / sizeof(uint16_t);  // slots of a stored order
 inline constexpr uint32_t kMaxChunkTokens = 1u << 16;
@@ -67,6 +67,8 @@ struct SegmentShape {
   uint64_t manifest_bytes = 0;
   // [layers] where they differ; empty: each has the heads and bytes above.
   std::vector<LayerRows> layers = {};
+  // Of what the table holds for each page: a checksum, or the tag of an encrypted page.
+  uint32_t check_bytes = sizeof(uint64_t);
   bool operator==(const SegmentShape&) const = default;
 };
 
@@ -94,6 +96,9 @@ struct SegmentLayout {
   static Result<SegmentLayout> Of(const SegmentShape& shape);
 
   bool reclustered() const { return shape.chunk_tokens > 0; }
+  uint64_t checks_per_page() const { return kPageBytes / shape.check_bytes; }
+  // Returns the size of the table as it is kept in memory.
+  uint64_t table_words() const { return table_page * (shape.check_bytes / sizeof(uint64_t)); }
   const RunLayout& of(uint32_t layer) const { return kinds[kind_of.empty() ? 0 : kind_of[layer]]; }
   uint32_t runs() const { return static_cast<uint32_t>(heads.count()); }
   uint64_t total_pages() const { return footer_page + 1; }

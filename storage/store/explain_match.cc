@@ -77,7 +77,7 @@ Result<MatchExplanation> ExplainLongest(StoreCore& core, const RequestScope& sco
                                         std::span<const uint32_t> tokens,
                                         const Acceptance& accept) {
   const uint32_t block = core.catalog->meta().block_tokens;
-  const auto hashes = BlockHashes(scope.model.fingerprint, scope.tenant, tokens, block);
+  const auto hashes = core.HashesOf(scope.model.fingerprint, scope.tenant, tokens);
   MatchExplanation out;
   PREFIXD_ASSIGN(out.match, FindLongest(core, scope, hashes, tokens, accept));
   if (out.match.n_tokens == tokens.size()) return out;

@@ -11,6 +11,7 @@
 #include "storage/store/open_store.h"
 #include "storage/store/remote_segment.h"
 #include "storage/store/scrub.h"
+#include "storage/store/segment_reencrypt.h"
 #include "storage/store/segment_rewrite.h"
 #include "storage/store/snapshot.h"
 #include "storage/store/store_match.h"
@@ -81,10 +82,8 @@ class Store final : public PrefixStore {
                              std::span<const uint32_t> tokens,
                              const Acceptance& accept) const override {
     PREFIXD_ASSIGN(const RequestScope scope, core_->models->Resolve(model, tenant));
-    return FindLongest(
-        *core_, scope,
-        BlockHashes(scope.model.fingerprint, tenant, tokens, core_->catalog->meta().block_tokens),
-        tokens, accept);
+    return FindLongest(*core_, scope, core_->HashesOf(scope.model.fingerprint, tenant, tokens),
+                       tokens, accept);
   }
 
   Result<RowsHeld> HeldRows(const SegmentId& id, TokenRange tokens) const override {
@@ -121,7 +120,7 @@ class Store final : public PrefixStore {
     PREFIXD_TRY(CheckBlob(name, producer));
     PREFIXD_ASSIGN(const ChainPin pin, core_->tree.PinSegment(id));
     const std::string& tenant = pin.chain().back().tenant;
-    const uint64_t file_bytes = BlobStore::BytesFor(name, producer, bytes.size());
+    const uint64_t file_bytes = core_->blobs->BytesFor(name, producer, bytes.size());
     PREFIXD_ASSIGN(const SpaceReservation space,
                    core_->room->Reserve(tenant, file_bytes, Room::kMayEvict));
     return core_->blobs->Put(id, tenant, name, producer, bytes);
@@ -185,6 +184,10 @@ class Store final : public PrefixStore {
 
   Status Recluster(const SegmentId& id, const ReclusterOptions& options) override {
     return ReclusterSegment(*core_, id, options);
+  }
+
+  Result<bool> Reencrypt(const SegmentId& id, const Progress& progress) override {
+    return ReencryptSegment(*core_, id, progress);
   }
 
   Result<PrefixInfo> CheckCompaction(const SegmentId& leaf, uint32_t max_tokens) const override {

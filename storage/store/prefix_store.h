@@ -216,6 +216,9 @@ class PrefixStore : public SegmentSource {
   // space share pages, keys and values can be read apart. Readers are not disturbed. Does nothing
   // when the segment is reclustered already.
   virtual Status Recluster(const SegmentId& id, const ReclusterOptions& options) = 0;
+  // Brings the segment and its blobs under the newest key of the store (segment_reencrypt.h).
+  // Returns whether anything was written for it. kFailedPrecondition: the store has no keys.
+  virtual Result<bool> Reencrypt(const SegmentId& id, const Progress& progress) = 0;
   // Describes the segment that Compact would make now, under an id of no segment; the error says
   // why it would not.
   virtual Result<PrefixInfo> CheckCompaction(const SegmentId& leaf, uint32_t max_tokens) const = 0;

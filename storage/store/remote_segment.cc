@@ -58,9 +58,26 @@ class Counter {
   uint64_t done_ = 0;
 };
 
+// Reads pages [first, first + n) of an encrypted file as they are stored, verified.
+Status ReadEncrypted(StoreCore& core, const SegmentFile& file, uint64_t first, uint64_t n,
+                     std::span<std::byte> out) {
+  AlignedBuffer buffer(n * kPageBytes);
+  PREFIXD_TRY(ReadFully(*core.engine, file.fd(), first * kPageBytes, buffer.span(),
+                        IoPriority::kScrub, "reading a segment to push it"));
+  for (uint64_t i = 0; i < n; ++i) {
+    if (file.CheckPage(first + i, PageAt(buffer.span(), i))) continue;
+    const std::string how = "page " + std::to_string(first + i) + " does not verify";
+    core.segments->Quarantine(file.record().id, how);
+    return Error{Code::kCorrupt, "segment " + file.record().id.ToString() + ": " + how};
+  }
+  std::memcpy(out.data(), buffer.data(), buffer.size());
+  return {};
+}
+
 // Reads pages [first, first + n) of a local file, verified.
 Status ReadLocal(StoreCore& core, const SegmentFile& file, uint64_t first, uint64_t n,
                  std::span<std::byte> out) {
+  if (file.header().encrypted()) return ReadEncrypted(core, file, first, n, out);
   std::vector<PagePiece> pieces;
   for (uint64_t i = 0; i < n; ++i) {
     pieces.push_back({first + i, 0, kPageBytes, out.data() + i * kPageBytes});
@@ -123,16 +140,18 @@ Status WriteLocal(StoreCore& core, const RemoteSegment& source, const RemoteTier
   // The header names another store, and the footer another sequence: both are made anew, and with
   // the header its entry in the table.
   AlignedBuffer first_page(kPageBytes);
-  header.Encode(PageBytes(first_page.data(), kPageBytes));
+  const PageSeal& seal = source.seal();
+  header.Encode(PageBytes(first_page.data(), kPageBytes), seal.cipher());
   std::vector<uint64_t> table(source.table().begin(), source.table().end());
-  table[0] = PageChecksum(header.file, 0, ConstPageBytes(first_page.data(), kPageBytes));
+  seal.Note(0, ConstPageBytes(first_page.data(), kPageBytes), table.data());
   std::memcpy(behind.data() + (l.table_page - l.token_page) * kPageBytes, table.data(),
               table.size() * sizeof(uint64_t));
   SegmentFooter footer = source.footer();
   footer.sequence = sequence;
-  footer.table_checksum = TableChecksum(header.file, table);
+  footer.table_checksum = TableChecksum(header.file, l.table_page, table);
   footer.sealed_unix_ms = NowUnixMs();
-  footer.Encode(PageBytes(behind.data() + (l.footer_page - l.token_page) * kPageBytes, kPageBytes));
+  footer.Encode(PageBytes(behind.data() + (l.footer_page - l.token_page) * kPageBytes, kPageBytes),
+                seal.cipher());
   PREFIXD_TRY(write(0, first_page.span()));
   PREFIXD_TRY(write(l.token_page, behind.span()));
   PREFIXD_TRY(DataSync(*core.engine, fd.get(), "syncing " + path.string()));
@@ -184,7 +203,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
   tokens.insert(tokens.end(), own.begin(), own.end());
   const uint32_t block = core.catalog->meta().block_tokens;
   if (record.is_root()) record.lead = LeadOf(own, block);
-  auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
+  auto hashes = core.HashesOf(scope.model.fingerprint, record.tenant, tokens);
   hashes.erase(hashes.begin(), hashes.begin() + record.tokens.begin / block);
 
   SegmentHeader header = source.header();
@@ -222,7 +241,8 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
 
 }  // namespace
 
-Result<RemoteSegment> RemoteSegment::Open(const RemoteTier& remote, const SegmentId& id) {
+Result<RemoteSegment> RemoteSegment::Open(const RemoteTier& remote, const SegmentId& id,
+                                          const KeyRing* keys) {
   const std::string name = MetaName(id);
   PREFIXD_ASSIGN(const uint64_t bytes, remote.Stat(name));
   constexpr uint64_t kMaxMetaBytes = 8ull << 30;
@@ -242,15 +262,18 @@ Result<RemoteSegment> RemoteSegment::Open(const RemoteTier& remote, const Segmen
       out.footer_.file != out.header_.file || out.footer_.total_pages != l.total_pages()) {
     return Damaged(id, "header, footer and size do not agree");
   }
-  out.table_.resize(l.table_page);
+  PREFIXD_ASSIGN(out.seal_, PageSeal::Of(keys, out.header_, PageAt(out.meta_, 0)));
+  PREFIXD_TRY(CheckMac(out.seal_.cipher(), l.footer_page, PageAt(out.meta_, pages - 1)));
+  out.table_.resize(l.table_words());
   std::memcpy(out.table_.data(), out.meta_.data() + (1 + l.table_page - l.token_page) * kPageBytes,
               out.table_.size() * sizeof(uint64_t));
-  if (TableChecksum(out.header_.file, out.table_) != out.footer_.table_checksum) {
+  if (TableChecksum(out.header_.file, l.table_page, out.table_) != out.footer_.table_checksum) {
     return Damaged(id, "its checksum table is damaged");
   }
+  out.plain_.assign(out.small_pages().begin(), out.small_pages().end());
   for (uint64_t page = l.token_page; page < l.table_page; ++page) {
-    const auto stored = PageAt(out.meta_, 1 + page - l.token_page);
-    if (PageChecksum(out.header_.file, page, stored) != out.table_[page]) {
+    const PageBytes plain(out.plain_.data() + (page - l.token_page) * kPageBytes, kPageBytes);
+    if (!out.seal_.Open(page, plain, out.seal_.entry(out.table_.data(), page))) {
       return Damaged(id, "page " + std::to_string(page) + " does not verify");
     }
   }
@@ -259,13 +282,13 @@ Result<RemoteSegment> RemoteSegment::Open(const RemoteTier& remote, const Segmen
 
 std::vector<uint32_t> RemoteSegment::tokens() const {
   std::vector<uint32_t> out(layout_.shape.n_tokens);
-  std::memcpy(out.data(), meta_.data() + kPageBytes, out.size() * sizeof(uint32_t));
+  std::memcpy(out.data(), plain_.data(), out.size() * sizeof(uint32_t));
   return out;
 }
 
 std::string RemoteSegment::manifest() const {
-  const size_t at = (1 + layout_.manifest_page - layout_.token_page) * kPageBytes;
-  return {reinterpret_cast<const char*>(meta_.data()) + at, layout_.shape.manifest_bytes};
+  const size_t at = (layout_.manifest_page - layout_.token_page) * kPageBytes;
+  return {reinterpret_cast<const char*>(plain_.data()) + at, layout_.shape.manifest_bytes};
 }
 
 std::span<const std::byte> RemoteSegment::small_pages() const {
@@ -285,7 +308,7 @@ Status RemoteSegment::ReadPages(const RemoteTier& remote, uint64_t first, uint64
     done += take;
   }
   for (uint64_t i = 0; i < n; ++i) {
-    if (PageChecksum(header_.file, first + i, PageAt(out, i)) != table_[first + i]) {
+    if (!seal_.Check(first + i, PageAt(out, i), seal_.entry(table_.data(), first + i))) {
       return Damaged({header_.segment}, "page " + std::to_string(first + i) + " does not verify");
     }
   }
@@ -314,7 +337,7 @@ Status PullChain(StoreCore& core, const SegmentId& id, const RemoteTier& remote,
   uint64_t pages = 0;
   for (SegmentId at = id; at != SegmentId{} && !core.tree.Record(at).ok();
        at = {missing.back().header().parent}) {
-    PREFIXD_ASSIGN(RemoteSegment segment, RemoteSegment::Open(remote, at));
+    PREFIXD_ASSIGN(RemoteSegment segment, RemoteSegment::Open(remote, at, core.keys.get()));
     if (!missing.empty() && segment.header().tokens.begin >= missing.back().header().tokens.begin) {
       return Damaged(at, "it does not begin before the segment that continues it");
     }
@@ -329,8 +352,8 @@ Status PullChain(StoreCore& core, const SegmentId& id, const RemoteTier& remote,
   return {};
 }
 
-Status DeleteRemote(RemoteTier& remote, const SegmentId& id) {
-  auto segment = RemoteSegment::Open(remote, id);
+Status DeleteRemote(RemoteTier& remote, const SegmentId& id, const KeyRing* keys) {
+  auto segment = RemoteSegment::Open(remote, id, keys);
   PREFIXD_TRY(remote.Delete(MetaName(id)));
   if (!segment.ok()) {
     return segment.error().code == Code::kNotFound ? Status() : Status(segment.error());

@@ -5,7 +5,8 @@
 //                                   table, footer. Put last: a segment without it does not exist
 //
 // The checksum table travels with the data, so every page that comes back is verified like one from
-// the disk; the tier need not be trusted.
+// the disk; the tier need not be trusted. Encrypted segments travel as they lie on the disk, and
+// are of use to stores that have their key.
 //
 // Thread-safety: all functions may be called concurrently.
 #pragma once
@@ -31,13 +32,15 @@ Status PullChain(StoreCore& core, const SegmentId& id, const RemoteTier& remote,
 
 // Removes a segment's objects, the meta object first. The caller must know that no children are
 // left.
-Status DeleteRemote(RemoteTier& remote, const SegmentId& id);
+Status DeleteRemote(RemoteTier& remote, const SegmentId& id, const KeyRing* keys = nullptr);
 
 // A RemoteSegment is a segment in a remote tier whose small parts are read and verified.
 class RemoteSegment {
  public:
-  // Errors: kNotFound; kCorrupt when the tier's answer does not verify.
-  static Result<RemoteSegment> Open(const RemoteTier& remote, const SegmentId& id);
+  // Errors: kNotFound; kCorrupt when the tier's answer does not verify; kFailedPrecondition when
+  // the segment is encrypted and `keys` (null: none) lack its key.
+  static Result<RemoteSegment> Open(const RemoteTier& remote, const SegmentId& id,
+                                    const KeyRing* keys = nullptr);
 
   const SegmentHeader& header() const { return header_; }
   const SegmentLayout& layout() const { return layout_; }
@@ -45,10 +48,11 @@ class RemoteSegment {
   std::vector<uint32_t> tokens() const;
   std::string manifest() const;
   std::span<const uint64_t> table() const { return table_; }
+  const PageSeal& seal() const { return seal_; }
   // Returns the pages from the token page to the last one before the table, as stored.
   std::span<const std::byte> small_pages() const;
 
-  // Reads verified pages of rows [first, first + n), in one ranged read per object.
+  // Reads verified pages of rows [first, first + n), as stored, in one ranged read per object.
   Status ReadPages(const RemoteTier& remote, uint64_t first, uint64_t n,
                    std::span<std::byte> out) const;
 
@@ -56,7 +60,9 @@ class RemoteSegment {
   SegmentHeader header_;
   SegmentLayout layout_;
   SegmentFooter footer_;
+  PageSeal seal_;
   std::vector<std::byte> meta_;
+  std::vector<std::byte> plain_;  // small_pages(), decrypted
   std::vector<uint64_t> table_;
 };
 

@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "storage/catalog/segment_inspect.h"
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/read/gather_plan.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
+#include "storage/store/new_file.h"
 #include "storage/store/open_prefix.h"
 
 namespace prefixd::storage {
@@ -49,74 +49,6 @@ class ProgressCounter {
   const uint64_t total_;
   uint64_t done_ = 0;
 };
-
-// A NewFile holds everything of the new file except its rows. Its space is promised until the
-// caller has committed.
-struct NewFile {
-  SpaceReservation space;
-  std::unique_ptr<SegmentFileWriter> writer;
-};
-
-Result<NewFile> CreateFile(StoreCore& core, const std::string& tenant, const SegmentHeader& header,
-                           std::string manifest, std::vector<uint32_t> token_ids) {
-  NewFile out;
-  SegmentFilePlan plan;
-  plan.header = header;
-  plan.manifest = std::move(manifest);
-  plan.header.manifest_bytes = plan.manifest.size();
-  PREFIXD_ASSIGN(const SegmentLayout layout, plan.header.Layout());
-  // A better layout does not justify an eviction: without room the rewrite waits.
-  PREFIXD_ASSIGN(out.space, core.room->Reserve(tenant, layout.file_bytes(), Room::kAsItIs));
-  plan.path = SegmentPath(core.options.dir, header.file);
-  plan.token_ids = std::move(token_ids);
-  plan.direct = core.direct;
-  plan.max_buffer_bytes = core.options.max_inflight_bytes;
-  plan.slabs = core.slabs;
-  plan.memory = core.options.MemoryOf(tenant);
-  PREFIXD_ASSIGN(out.writer, SegmentFileWriter::Create(*core.engine, std::move(plan)));
-  if (out.writer->allocated()) out.space.Allocated();
-  return out;
-}
-
-Result<SegmentManifest> ManifestOf(StoreCore& core, const SegmentRecord& record) {
-  PREFIXD_ASSIGN(const RequestScope scope, core.models->Resolve(record.model, record.tenant));
-  return SegmentManifest{scope.model,
-                         record.tenant,
-                         record.label,
-                         core.catalog->meta().block_tokens,
-                         record.listed,
-                         core.tree.AliasesInto(record.id),
-                         {},
-                         record.live};
-}
-
-Status Seal(StoreCore& core, SegmentFileWriter& writer, const SegmentRecord& record) {
-  PREFIXD_TRY(writer.Seal(record.sequence, NowUnixMs(), record.encoding_error));
-  core.counters.bytes_written += writer.bytes_written();
-  core.counters.bytes_rewritten += writer.bytes_written();
-  return {};
-}
-
-// Puts the new file in the place of the old: `in_tree` changes the tree and calls the function that
-// commits `change`. After a failed commit it is unknown which file the catalog names until it is
-// opened anew, when recovery frees the other one; a file without a commit attempt is removed now.
-template <typename InTree>
-Status Swap(StoreCore& core, NewFile& file, SequenceTicket& sequence, const CatalogChange& change,
-            InTree in_tree) {
-  bool asked = false;
-  Status swapped = in_tree([&] {
-    asked = true;
-    return core.catalog->Apply(change);
-  });
-  if (swapped.ok()) return swapped;
-  if (asked) {
-    file.space.Keep();
-    sequence.LeaveOpen();
-  } else {
-    file.writer->Discard();
-  }
-  return swapped;
-}
 
 Status WriteReclustered(StoreCore& core, const SegmentFile& source, const ReclusterOptions& options,
                         SegmentFileWriter& writer) {
@@ -211,7 +143,7 @@ class StagedBlobs {
   StagedBlobs& operator=(const StagedBlobs&) = delete;
 
   Status Put(const NewBlob& blob) {
-    const uint64_t bytes = BlobStore::BytesFor(blob.name, blob.producer, blob.bytes.size());
+    const uint64_t bytes = core_.blobs->BytesFor(blob.name, blob.producer, blob.bytes.size());
     PREFIXD_ASSIGN(const SpaceReservation space,
                    core_.room->Reserve(tenant_, bytes, Room::kAsItIs));
     any_ = true;
@@ -243,13 +175,13 @@ Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOpt
   SegmentHeader header = source->header();
   RandomBytes(header.file);
   header.chunk_tokens = options.chunk_tokens;
-  PREFIXD_ASSIGN(NewFile file, CreateFile(core, old.tenant, header, EncodeManifest(manifest),
-                                          {source->tokens().begin(), source->tokens().end()}));
+  PREFIXD_ASSIGN(NewFile file, CreateNewFile(core, old.tenant, header, EncodeManifest(manifest),
+                                             {source->tokens().begin(), source->tokens().end()}));
   PREFIXD_TRY(WriteReclustered(core, *source, options, *file.writer));
   SequenceTicket sequence = core.catalog->sequences().Next();
   SegmentRecord sealed = old;
   sealed.sequence = sequence.number();
-  PREFIXD_TRY(Seal(core, *file.writer, sealed));
+  PREFIXD_TRY(SealNewFile(core, *file.writer, sealed));
   {
     std::lock_guard commit(core.commit_mutex);
     // Users may have changed the name meanwhile (listed, pinned, when it expires); their changes
@@ -262,7 +194,7 @@ Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOpt
     CatalogChange change;
     change.put.push_back({now, std::nullopt});
     CrashPoint("recluster.before_commit");
-    PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
+    PREFIXD_TRY(SwapIn(core, file, sequence, change, [&](const auto& commit_change) {
       return core.tree.Update(now, old.file, commit_change);
     }));
   }
@@ -326,8 +258,7 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
     PREFIXD_ASSIGN(const auto last_file, core.segments->Open(last.id));
     const auto tokens = prefix->tokens();
     const auto& meta = core.catalog->meta();
-    const auto hashes =
-        BlockHashes(prefix->model().fingerprint, last.tenant, tokens, meta.block_tokens);
+    const auto hashes = core.HashesOf(prefix->model().fingerprint, last.tenant, tokens);
     change.put.push_back({compacted, OwnHashes(hashes, compacted.tokens.begin, meta.block_tokens)});
 
     SegmentHeader header = first_file->header();
@@ -339,8 +270,8 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
     const SegmentManifest manifest{prefix->model(),   last.tenant,      last.label,
                                    meta.block_tokens, compacted.listed, change.put_aliases,
                                    change.remove};
-    PREFIXD_ASSIGN(file, CreateFile(core, last.tenant, header, EncodeManifest(manifest),
-                                    {tokens.begin() + compacted.tokens.begin, tokens.end()}));
+    PREFIXD_ASSIGN(file, CreateNewFile(core, last.tenant, header, EncodeManifest(manifest),
+                                       {tokens.begin() + compacted.tokens.begin, tokens.end()}));
     PREFIXD_TRY(CopyRows(core, *first_file, *file.writer));
     PREFIXD_TRY(CopyRows(core, *last_file, *file.writer));
   }
@@ -348,7 +279,7 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
   compacted.sequence = sequence.number();
   compacted.file_bytes = file.writer->layout().file_bytes();
   change.put.front().record = compacted;
-  PREFIXD_TRY(Seal(core, *file.writer, compacted));
+  PREFIXD_TRY(SealNewFile(core, *file.writer, compacted));
   CrashPoint("compact.sealed");
   StagedBlobs staged(core, compacted);
   for (const NewBlob& blob : blobs) {
@@ -369,7 +300,7 @@ Result<SegmentId> CompactSegment(StoreCore& core, const SegmentId& leaf, uint32_
       return Error{Code::kFailedPrecondition, "the segments changed while they were compacted"};
     }
     CrashPoint("compact.before_commit");
-    PREFIXD_TRY(Swap(core, file, sequence, change, [&](const auto& commit_change) {
+    PREFIXD_TRY(SwapIn(core, file, sequence, change, [&](const auto& commit_change) {
       return core.tree.Compact(last.id, compacted, change.put_aliases, commit_change);
     }));
   }

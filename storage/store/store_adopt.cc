@@ -34,7 +34,7 @@ class Adopter {
   // damaged.
   Result<Fate> Adopt(const Candidate& candidate) {
     PREFIXD_ASSIGN(const InspectedSegment found,
-                   InspectSegment(*core_.engine, candidate.path, core_.direct));
+                   InspectSegment(*core_.engine, candidate.path, core_.direct, core_.keys.get()));
     if (found.manifest.live) return Fate::kNotNeeded;  // its session is gone
     PREFIXD_TRY(VerifyAllPages(Unheard(), *found.file, [](uint64_t) { return true; }));
     SegmentRecord record = found.file->record();
@@ -73,7 +73,7 @@ class Adopter {
 
   bool IsSound(const SegmentRecord& record) const {
     return SegmentFile::Check(*core_.engine, SegmentPath(core_.options.dir, record.file), record,
-                              core_.direct)
+                              core_.direct, core_.keys.get())
         .ok();
   }
 
@@ -110,10 +110,10 @@ class Adopter {
       chain = pin->chain();
     }
     chain.push_back(record);
-    PREFIXD_ASSIGN(const auto tokens,
-                   ChainTokens(*core_.engine, core_.options.dir, chain, core_.direct));
+    PREFIXD_ASSIGN(const auto tokens, ChainTokens(*core_.engine, core_.options.dir, chain,
+                                                  core_.direct, core_.keys.get()));
     const uint32_t block = core_.catalog->meta().block_tokens;
-    const auto hashes = BlockHashes(scope.model.fingerprint, record.tenant, tokens, block);
+    const auto hashes = core_.HashesOf(scope.model.fingerprint, record.tenant, tokens);
     PREFIXD_ASSIGN(const Match stored,
                    FindLongest(core_, scope, hashes, tokens, {false, record.lineage}));
     if (stored.n_tokens == tokens.size()) return Fate::kNotNeeded;
@@ -158,7 +158,7 @@ Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core) {
       left_alone.insert(parsed->id);
       LogWarning("left alone: " + entry.path().string() + ": " + why);
     };
-    auto ends = ReadSegmentEnds(*core.engine, entry.path(), core.direct);
+    auto ends = ReadSegmentEnds(*core.engine, entry.path(), core.direct, core.keys.get());
     if (!ends.ok()) {
       if (ends.error().code != Code::kCorrupt) leave(ends.error().message);
     } else if (ends->header.store != core.identity.store || ends->header.file != parsed->id) {

@@ -76,6 +76,7 @@ class PutWriter final : public SegmentWriter {
       header.incompat |= kIncompatEncodedRows;
       encoder_.emplace();
     }
+    PREFIXD_ASSIGN(file.cipher, EncryptNewFile(core_->keys.get(), &header));
     header.manifest_bytes = file.manifest.size();
     header.created_unix_ms = created_unix_ms_ = NowUnixMs();
     PREFIXD_ASSIGN(const SegmentLayout layout, header.Layout());
@@ -383,8 +384,7 @@ Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
   PREFIXD_ASSIGN(plan.model, core->models->Hold(model));
   PREFIXD_ASSIGN(plan.scope, core->models->Resolve(model, tenant));
   plan.tokens.assign(tokens.begin(), tokens.end());
-  plan.hashes =
-      BlockHashes(plan.scope.model.fingerprint, tenant, tokens, core->catalog->meta().block_tokens);
+  plan.hashes = core->HashesOf(plan.scope.model.fingerprint, tenant, tokens);
   plan.label = label;
   PREFIXD_TRY(MatchAmongPuts(*core, plan));
   if (!plan.pin.empty()) plan.lineage = plan.pin.chain().back().lineage;

@@ -19,7 +19,7 @@ from links_test import files, outside_code
 
 # Of other programs, made up in an example, or joined from parts by a benchmark.
 FOREIGN = {
-    "EXTEND_TIMEOUT_USEC", "check_enough_kv_cache_memory", "sched_autogroup_enabled", "softmax_lse",
+    "EXTEND_TIMEOUT_USEC", "LoadCredential", "check_enough_kv_cache_memory", "sched_autogroup_enabled", "softmax_lse",
     "dynamic_cache", "remainder_NAME",
     "gather_link_fraction_k1311", "phi_stored8_overhead", "moment_rank8_overhead",
     "exact_bandwidth_fraction_128k", "topk_keys_128k_bandwidth_fraction",

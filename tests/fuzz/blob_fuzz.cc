@@ -1,7 +1,12 @@
 // Fuzzes blob files. Every byte has a meaning: bytes that decode are exactly what the encoder
 // writes.
+#include <unistd.h>
 #include <xxhash.h>
 
+#include <filesystem>
+#include <string>
+
+#include "storage/crypt/key_ring.h"
 #include "storage/segment/blob_format.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -25,6 +30,20 @@ void PutChecksumRight(Bytes& file) {
 void Check(const Bytes& file) {
   const auto decoded = DecodeBlob(file);
   if (decoded.ok()) FUZZ_EXPECT(EncodeBlob(*decoded) == file);
+  // An encrypted one, with a key that cannot be its own and with none.
+  static const auto keys = [] {
+    const auto dir = std::filesystem::temp_directory_path() / "prefixd-blob-fuzz";
+    const auto path = dir.string() + std::to_string(::getpid()) + ".key";
+    static_cast<void>(storage::MakeKeyFile(path));
+    const auto ring = storage::KeyRing::Read(path);
+    std::filesystem::remove(path);
+    return ring.ok() ? *ring : nullptr;
+  }();
+  for (const storage::KeyRing* ring : {static_cast<const storage::KeyRing*>(nullptr),
+                                       static_cast<const storage::KeyRing*>(keys.get())}) {
+    Bytes copy = file;
+    FUZZ_EXPECT(storage::OpenBlob(copy, ring).ok() == decoded.ok());
+  }
 }
 
 }  // namespace

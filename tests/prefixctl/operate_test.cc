@@ -138,6 +138,48 @@ TEST_F(OperateTest, RewritesAPrefix) {
   EXPECT_EQ(Run({"prefixes", "recluster", prefix_}).code, 3);  // another tenant's
 }
 
+TEST_F(OperateTest, MakesKeysAndEncryptsWithThem) {
+  const std::string file = dir_.path() / "store.key";
+  const Finished none = Run({"prefixes", "encrypt", "--tenant", "team-a"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("store.encryption_key_file"), std::string::npos) << none.err;
+  const Finished made = RunProgram(PREFIXCTL_BINARY, {"key", "new", file, "--json"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const std::string key = json::parse(made.out, nullptr, false)["key"];
+  EXPECT_EQ(RunProgram(PREFIXCTL_BINARY, {"key", "new", file}).code, 1);
+  EXPECT_EQ(RunProgram(PREFIXCTL_BINARY, {"key", "add", file}).code, 0);
+  const Finished both = RunProgram(PREFIXCTL_BINARY, {"key", "check", file});
+  EXPECT_NE(both.out.find("key " + key + "\n"), std::string::npos) << both.out;
+  EXPECT_NE(both.out.find("  new files take it"), std::string::npos) << both.out;
+
+  daemon_ = nullptr;
+  daemon_ = std::make_unique<testing::DaemonProcess>(
+      dir_.path(), std::vector<std::string>{"--encryption-key-file", file});
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  const Finished encrypted = Run({"prefixes", "encrypt", "--all-tenants"});
+  ASSERT_EQ(encrypted.code, 0) << encrypted.err;
+  EXPECT_NE(encrypted.out.find("1 prefix: encrypted 1 segment, "), std::string::npos)
+      << encrypted.out;
+  const Finished again = Run({"prefixes", "encrypt", "--all-tenants", "--json"});
+  EXPECT_EQ(json::parse(again.out, nullptr, false)["rewritten"], 0) << again.out;
+  const std::string backup = dir_.path() / "backup", restored = dir_.path() / "restored";
+  ASSERT_EQ(Run({"backup", backup, "--key-file", file}).code, 0);
+  const Finished without = RunProgram(PREFIXCTL_BINARY, {"restore", backup, "--dir", restored});
+  EXPECT_EQ(without.code, 1);
+  EXPECT_NE(without.err.find("encrypted under key "), std::string::npos) << without.err;
+  fs::remove_all(restored);
+  const Finished with =
+      RunProgram(PREFIXCTL_BINARY, {"restore", backup, "--dir", restored, "--key-file", file});
+  EXPECT_EQ(with.code, 0) << with.err;
+  const auto recover = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"recover", "--dir", restored};
+    args.insert(args.end(), more.begin(), more.end());
+    return RunProgram(PREFIXCTL_BINARY, args).code;
+  };
+  EXPECT_EQ(recover({}), 1);
+  EXPECT_EQ(recover({"--key-file", file}), 0);
+}
+
 TEST_F(OperateTest, BacksUpARunningDaemonAndRestores) {
   const std::string backup = dir_.path() / "backup", restored = dir_.path() / "restored" / "store";
   fs::create_directories(dir_.path() / "restored");

@@ -25,6 +25,9 @@ class WatchedStore final : public storage::PrefixStore {
   // Lists these instead of what is stored, unless it is null.
   std::function<std::vector<storage::PrefixInfo>(const storage::PrefixesAfter&)> list;
 
+  Result<bool> Reencrypt(const SegmentId& id, const storage::Progress& progress) override {
+    return inner_->Reencrypt(id, progress);
+  }
   std::optional<std::string> TenantOf(const SegmentId& id) const override {
     return inner_->TenantOf(id);
   }

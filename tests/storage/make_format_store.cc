@@ -1,13 +1,16 @@
 // Makes the store of this version that tests/data keeps, so that later versions can be held to it:
 //
 //   build/release/tests/storage/make_format_store tests/data/store-v2
+//   build/release/tests/storage/make_format_store tests/data/store-v3 tests/data/store-v3.key
 //
-// Run it once when kStoreFormatVersion grows, never for an old version: what is committed is what
+// The second is encrypted under a key that it makes.
+// Run it once when a version grows, never for an old version: what is committed is what
 // that version wrote.
 #include <cstdio>
 #include <filesystem>
 
 #include "storage/catalog/catalog.h"
+#include "storage/crypt/key_ring.h"
 #include "tests/storage/format_store.h"
 
 namespace prefixd::storage {
@@ -25,7 +28,7 @@ Result<SegmentId> PutWith(PrefixStore& store, const ModelRecord& model,
   return writer->Commit();
 }
 
-Status Fill(PrefixStore& store) {
+Status Fill(PrefixStore& store, uint32_t version) {
   const FormatStore f;
   const ModelRecord model = TestModel();
   PREFIXD_TRY(store.PutModel(model));
@@ -34,7 +37,7 @@ Status Fill(PrefixStore& store) {
   PREFIXD_ASSIGN(const SegmentId a, PutWith(store, model, f.a, pinned));
   PREFIXD_TRY(PutWith(store, model, f.b, {}));
   PREFIXD_TRY(PutWith(store, model, f.c, {}));
-  const std::string blob = FormatStore::Blob(kStoreFormatVersion);
+  const std::string blob = FormatStore::Blob(version);
   PREFIXD_TRY(store.PutBlob(a, "note", "maker/1", std::as_bytes(std::span(blob))));
   PutOptions encoded;
   encoded.encoding = RowEncoding::kInt8;
@@ -50,7 +53,7 @@ Status Fill(PrefixStore& store) {
   return store.Remove(removed);
 }
 
-Status Make(const std::filesystem::path& dir) {
+Status Make(const std::filesystem::path& dir, const char* key_file) {
   if (std::filesystem::exists(dir)) {
     return Error{Code::kAlreadyExists, dir.string() + " exists; a committed store never changes"};
   }
@@ -59,9 +62,16 @@ Status Make(const std::filesystem::path& dir) {
   options.host_tier_bytes = 0;
   options.ballast_bytes = 0;
   options.min_free_bytes = 0;
+  uint32_t version = kStoreFormatVersion;
+  if (key_file != nullptr) {
+    PREFIXD_TRY(MakeKeyFile(key_file));
+    options.encryption_key_file = key_file;
+    options.cipher = CipherKind::kXChaCha20Poly1305;  // every machine reads it
+    version = kEncryptedFormatVersion;
+  }
   {
     PREFIXD_ASSIGN(const auto store, PrefixStore::Open(options));
-    PREFIXD_TRY(Fill(*store));
+    PREFIXD_TRY(Fill(*store, version));
   }
   // What every opening makes anew.
   for (const char* name : {"lock", "catalog/LOCK", "catalog/LOG"}) {
@@ -74,11 +84,11 @@ Status Make(const std::filesystem::path& dir) {
 }  // namespace prefixd::storage
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: make_format_store DIR\n");
+  if (argc != 2 && argc != 3) {
+    std::fprintf(stderr, "usage: make_format_store DIR [KEY_FILE]\n");
     return 2;
   }
-  const prefixd::Status made = prefixd::storage::Make(argv[1]);
+  const prefixd::Status made = prefixd::storage::Make(argv[1], argc == 3 ? argv[2] : nullptr);
   if (made.ok()) return 0;
   std::fprintf(stderr, "make_format_store: %s\n", made.error().message.c_str());
   return 1;

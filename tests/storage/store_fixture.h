@@ -44,12 +44,14 @@ inline ModelRecord TestModel(const std::string& name = "m", const KvGeometry& g 
   return {name, ModelFingerprint(g, fields), g, "{\"weights\":\"" + name + "\"}"};
 }
 
+// With PREFIXD_TEST_KEY_FILE every store is encrypted: most tests hold for one, too.
 inline StoreOptions TestOptions(const std::filesystem::path& dir, IoBackend io = IoBackend::kAuto) {
   StoreOptions o;
   o.dir = dir / "store";
   o.io = io;
   o.host_tier_bytes = 1 << 20;
   o.min_free_bytes = 0;
+  if (const char* keys = std::getenv("PREFIXD_TEST_KEY_FILE")) o.encryption_key_file = keys;
   return o;
 }
 

@@ -1,5 +1,6 @@
 #include "tests/reliability/workload/workload.h"
 
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
@@ -37,6 +38,8 @@ StoreOptions WorkloadOptions(const std::filesystem::path& dir) {
   o.ballast_bytes = 64 << 10;
   o.max_inflight_ops = 2;
   o.max_inflight_bytes = 1 << 20;
+  // With a key file everything holds for an encrypted store (docs/reliability.md).
+  if (const char* keys = std::getenv("PREFIXD_TEST_KEY_FILE")) o.encryption_key_file = keys;
   return o;
 }
 

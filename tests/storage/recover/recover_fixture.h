@@ -62,6 +62,7 @@ class RecoverTest : public OpenStoreTest {
     RecoverOptions options;
     options.dir = options_.dir;
     options.verify_data = verify_data;
+    options.encryption_key_file = options_.encryption_key_file;
     uint64_t last_done = 0, last_total = 0;
     const auto report =
         RecoverCatalog(options, [&](uint64_t done, uint64_t total, std::string_view) {

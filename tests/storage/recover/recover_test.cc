@@ -242,6 +242,7 @@ TEST_F(RecoverTest, InterruptedAnywhereItCanBeDoneAgain) {
     fs::copy(dir_.path() / "whole", options_.dir, fs::copy_options::recursive);
     RecoverOptions options;
     options.dir = options_.dir;
+    options.encryption_key_file = options_.encryption_key_file;
     int steps = 0;
     options.before_step = [&](std::string_view) { return steps++ < stop; };
     const auto first = RecoverCatalog(options, nullptr);
@@ -269,6 +270,7 @@ TEST_F(RecoverTest, RefusesWhatItMustNotTouch) {
   Fill();
   RecoverOptions options;
   options.dir = options_.dir;
+  options.encryption_key_file = options_.encryption_key_file;
   EXPECT_CODE(RecoverCatalog(options, nullptr), Code::kFailedPrecondition);  // in use
   store_.reset();
   EXPECT_CODE(RecoverCatalog(options, [](auto, auto, auto) { return false; }), Code::kCancelled);
@@ -299,6 +301,7 @@ TEST_F(RecoverTest, WhatANewerPrefixdWroteIsLeftAlone) {
   store_.reset();
   RecoverOptions options;
   options.dir = options_.dir;
+  options.encryption_key_file = options_.encryption_key_file;
   EXPECT_CODE(RecoverCatalog(options, nullptr), Code::kFailedPrecondition);
   EXPECT_TRUE(fs::exists(newer));
   EXPECT_FALSE(fs::exists(options_.dir / "catalog.lost-1"));
@@ -326,6 +329,7 @@ TEST_F(RecoverTest, UnfinishedFilesAreToldFromDamagedOnes) {
   EXPECT_TRUE(fs::exists(file));
   RecoverOptions options;
   options.dir = options_.dir;
+  options.encryption_key_file = options_.encryption_key_file;
   options.prune = true;
   EXPECT_EQ(RecoverCatalog(options, nullptr)->unfinished, 1u);
   EXPECT_FALSE(fs::exists(file));

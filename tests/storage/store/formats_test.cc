@@ -1,5 +1,6 @@
 // Tests that stores which each version wrote (tests/data/store-v<version>) are read and written on,
 // and that those of later versions are refused and left unchanged.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -19,7 +20,14 @@ fs::path Committed(uint32_t version) {
 
 class Formats : public ::testing::TestWithParam<uint32_t> {
  protected:
-  Formats() { fs::copy(Committed(GetParam()), options_.dir, fs::copy_options::recursive); }
+  Formats() {
+    fs::copy(Committed(GetParam()), options_.dir, fs::copy_options::recursive);
+    options_.encryption_key_file.clear();
+    if (GetParam() < kEncryptedFormatVersion) return;
+    options_.encryption_key_file = dir_ / "key";
+    fs::copy(Committed(GetParam()).replace_extension("key"), options_.encryption_key_file);
+    fs::permissions(options_.encryption_key_file, fs::perms::owner_read);
+  }
 
   // Compares rows with the fill, or tokens alone where rows are encoded.
   void ExpectHolds(PrefixStore& store, const std::vector<uint32_t>& tokens, bool rows = true) {
@@ -63,7 +71,7 @@ TEST_P(Formats, AreReadAndWrittenOn) {
   }
   const auto identity = ReadOrCreateIdentity(options_.dir);
   ASSERT_OK(identity);
-  EXPECT_EQ(identity->format_version, kStoreFormatVersion);
+  EXPECT_EQ(identity->format_version, std::max(GetParam(), kStoreFormatVersion));
 }
 
 TEST_P(Formats, KeepWhatEachPutSaid) {
@@ -94,13 +102,14 @@ TEST_P(Formats, OfLaterVersionsAreRefusedAndLeftUnchanged) {
   before << std::ifstream(options_.dir / "STORE").rdbuf();
   std::string later = before.str();
   const std::string now = "format " + std::to_string(GetParam());
-  later.replace(later.find(now), now.size(), "format " + std::to_string(kStoreFormatVersion + 1));
+  later.replace(later.find(now), now.size(),
+                "format " + std::to_string(kEncryptedFormatVersion + 1));
   std::ofstream(options_.dir / "STORE") << later;
   const auto refused = PrefixStore::Open(options_);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, Code::kFailedPrecondition);
   EXPECT_NE(refused.error().message.find("this prefixd knows up to " +
-                                         std::to_string(kStoreFormatVersion)),
+                                         std::to_string(kEncryptedFormatVersion)),
             std::string::npos)
       << refused.error().message;
   std::stringstream after;
@@ -109,7 +118,7 @@ TEST_P(Formats, OfLaterVersionsAreRefusedAndLeftUnchanged) {
 }
 
 TEST(FormatStores, ThereIsOneOfThisVersion) {
-  for (uint32_t version = 1; version <= kStoreFormatVersion; ++version) {
+  for (uint32_t version = 1; version <= kEncryptedFormatVersion; ++version) {
     EXPECT_TRUE(fs::exists(Committed(version) / "STORE"))
         << "run tests/storage/make_format_store and commit what it makes";
   }
@@ -118,7 +127,8 @@ TEST(FormatStores, ThereIsOneOfThisVersion) {
 std::string VersionName(const ::testing::TestParamInfo<uint32_t>& info) {
   return "v" + std::to_string(info.param);
 }
-INSTANTIATE_TEST_SUITE_P(All, Formats, ::testing::Range(1u, kStoreFormatVersion + 1), VersionName);
+INSTANTIATE_TEST_SUITE_P(All, Formats, ::testing::Range(1u, kEncryptedFormatVersion + 1),
+                         VersionName);
 
 }  // namespace
 }  // namespace prefixd::storage

@@ -216,7 +216,7 @@ TEST_F(ScrubTest, DamagedBlobsAreDeletedAndAnnounced) {
   const auto path = BlobPath(options_.dir, id, "newer");
   std::string file(std::filesystem::file_size(path), 0);
   std::ifstream(path, std::ios::binary).read(file.data(), std::streamsize(file.size()));
-  file[8] = 2;                              // version
+  file[8] = 9;                              // version
   std::fill_n(file.begin() + 56, 8, '\0');  // checksum
   const uint64_t sum = XXH3_64bits(file.data(), file.size());
   std::memcpy(file.data() + 56, &sum, sizeof(sum));
