@@ -91,9 +91,10 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
   if (reuse && with_background) {
     verdict.push_back(
         "A hit of such a prompt saves " + Seconds(prefill - restore) + ": computing it takes " +
-        Seconds(prefill) + ", restoring it from the disk " + Seconds(restore) + ", from memory " +
-        Seconds(o.HostSeconds(n)) + ". It is durable in " + Seconds(o.PutSeconds(n)) +
-        ", which pays when " + PaysWhen(*reuse) +
+        Seconds(prefill) + ", restoring it from " +
+        (o.what.medium.disk ? std::string("the disk ") : o.what.medium.place + " ") +
+        Seconds(restore) + ", from memory " + Seconds(o.HostSeconds(n)) + ". It is durable in " +
+        Seconds(o.PutSeconds(n)) + ", which pays when " + PaysWhen(*reuse) +
         ". Summaries, indexes and the order of rows are made behind it in another " +
         Seconds(o.BackgroundSeconds(n)) + " of background work; with that it pays when " +
         PaysWhen(*with_background) + ".");
@@ -116,8 +117,8 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
     verdict.push_back(
         "There, storing saves " + Seconds(saved) + " of computing" +
         (put && all && *put > 0
-             ? ", " + Short(o.disk.reuse() / *put) + " times what writing takes and " +
-                   Short(o.disk.reuse() / *all) + " times that with the background's work"
+             ? ", " + Short(o.disk.reuse() / *put) + " times what the puts take, or " +
+                   Short(o.disk.reuse() / *all) + " times with the background's work counted"
              : "") +
         ", and writes " + GigaBytes(double(o.disk.stored_tokens) * o.token_bytes_on_disk()) +
         (log.seconds() > 0 ? " (" +
