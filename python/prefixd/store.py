@@ -323,7 +323,8 @@ class Store:
 
     def verify(self, prefix: str = "", progress: Progress | None = None) -> dict[str, Any]:
         """Reads every segment that a prefix needs (or all of the store) and checks it; returns
-        segments, pages, bytes, damaged, and the ids of the segments covered."""
+        segments, pages, bytes, damaged, unread (what could not be read, of which nothing is known), and
+        the ids of the segments covered."""
         summary: dict[str, Any] = json.loads(self.core.verify(prefix, progress))
         return summary
 
