@@ -3,7 +3,7 @@ papers and of prefixd beside each other, on what the attention of a real model s
 
     python -m prefixd.retention --model build/models/smollm2 --out build/retention
 
-docs/quality.md has the figures, docs/decisions/058 what they decided."""
+docs/quality.md has the figures, docs/decisions/059 what they decided."""
 
 from prefixd.extras import require
 

@@ -191,13 +191,13 @@ class Work:
         print("\r" + " " * 72 + "\r" + kl_table(journal.rows))
 
     def train(self) -> None:
+        wanted = [n for n in LEARNT if not learn.scorer_path(self._o.out, n).exists()]
+        if not wanted:
+            return
         loaded = [learn.load(self._recorded(t), self.plan.layers, self.plan.prompt) for t in self._some(training=True)]
         cells = [Cell("", b, s) for b in self._o.budgets for s in self._o.shares]
         bests = sorted({c.retained(self.plan.tokens) - learn.SINKS - WINDOW for c in cells})
-        for name in LEARNT:
-            path = learn.scorer_path(self._o.out, name)
-            if path.exists():
-                continue
+        for name in wanted:
             recent: list[float] = []
 
             def told(step: int, loss: float, agree: float, name: str = name, recent: list[float] = recent) -> None:
@@ -206,7 +206,7 @@ class Work:
                 self.show(f"{name}: step {step}, loss {loss:.3f}, decides as the teacher in {share:.3f}")
 
             heads = learn.train(name, loaded, bests, told)
-            learn.save(heads, name, self.plan.layers, self._digest, path)
+            learn.save(heads, name, self.plan.layers, self._digest, learn.scorer_path(self._o.out, name))
             print(file=sys.stderr)
 
 
