@@ -69,7 +69,7 @@ def test_rows_selection_and_listing(store: prefixd.Store) -> None:
     assert why["match"]["n_tokens"] == 40 and why["asked_tokens"] == len(other)
     assert [m["reason"] for m in why["misses"]] == ["diverges", "model_differs"]
     assert store.rewrite(prefix, "compact")["segments"] == 1
-    with pytest.raises(prefixd.InvalidArgument, match="recluster or compact"):
+    with pytest.raises(prefixd.InvalidArgument, match="recluster, compact or encrypt"):
         store.rewrite(prefix, "fold")
     store.set_lifetime(prefix, pinned=True)
     assert store.prefix(prefix)["summary"]["pinned"]
