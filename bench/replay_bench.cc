@@ -13,9 +13,9 @@
 #include "bench/support/served_store.h"
 #include "measure/capacity/chat_log.h"
 #include "measure/capacity/store_replay.h"
+#include "measure/disk/medium.h"
 #include "measure/disk/scratch.h"
 #include "measure/timing/json_file.h"
-#include "measure/timing/machine.h"
 
 namespace prefixd::bench {
 namespace {
@@ -55,7 +55,7 @@ class ReplayBench {
       PREFIXD_ASSIGN(log_, ReadRequestLog(fs::path(o_.log_file), o_.block_tokens));
     }
     endless_ = ReplayRequests(log_, 0, Eviction::kLru);
-    in_memory_ = LiesInMemory(o_.dir);
+    in_memory_ = !MediumOf(o_.dir).disk;
     PREFIXD_ASSIGN(shape_, MeasureStoreShape(o_.dir / "shape"));
     const double mean = double(log_.input_tokens()) / double(log_.requests.size());
     std::printf("%s: %zu requests in %.0f s, %.0f tokens each; a cache without bound hits %.1f%%\n",
