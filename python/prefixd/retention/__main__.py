@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -28,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from prefixd.errors import PrefixdError
+from prefixd.evaluate.arguments import names_of
 from prefixd.evaluate.compare import texts
 from prefixd.evaluate.compare.chat import form_of
 from prefixd.evaluate.compare.journal import Journal
@@ -39,16 +39,6 @@ from prefixd.retention.run import Cell, Plan, measure, missing
 from prefixd.transformers.identity import checkpoint_digest
 
 SEED = 0  # chooses texts
-
-
-def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    def parse(value: str) -> list[str]:
-        names = [v.strip() for v in value.split(",") if v.strip()]
-        if wrong := [v for v in names if v not in known]:
-            raise argparse.ArgumentTypeError(f"there is no {', '.join(wrong)}; there are {', '.join(known)}")
-        return names
-
-    return parse
 
 
 def _numbers(value: str) -> list[float]:
@@ -64,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--model", type=Path, required=True, help="a Hugging Face checkpoint's directory")
     a.add_argument("--out", type=Path, required=True, help="directory for traces, scorers, rows and the report")
     a.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
-    a.add_argument("--policies", type=_names(NAMES), default=usual,
+    a.add_argument("--policies", type=names_of(NAMES), default=usual,
                    help=f"{', '.join(NAMES)} (all but the last two, which need --train before; the foreseen ones look "
                    "ahead)")
     a.add_argument("--budgets", type=_numbers, default=[0.05, 0.1, 0.25],
@@ -72,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--shares", type=_numbers, default=[1.0, 0.5],
                    help="of the exact tokens that the policy retains; the rest is retrieved. 1: what left is dropped "
                    "or estimated (1,0.5)")
-    a.add_argument("--kinds", type=_names(kinds), default=list(kinds), help=f"of texts: {', '.join(kinds)}")
+    a.add_argument("--kinds", type=names_of(kinds), default=list(kinds), help=f"of texts: {', '.join(kinds)}")
     a.add_argument("--documents", type=int, default=2, help="measured of each kind (%(default)s)")
     a.add_argument("--train", action="store_true", help="train KVpop's scorers instead of measuring")
     a.add_argument("--kl", action="store_true", help="measure predictions instead: with share 1 what left is dropped, "

@@ -17,22 +17,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from prefixd.evaluate.arguments import names_of
 from prefixd.evaluate.compare import documents, readings, texts
 from prefixd.evaluate.compare.chat import form_of
 from prefixd.evaluate.compare.engine import Engine, default_program, note
 from prefixd.evaluate.compare.journal import Journal
 from prefixd.evaluate.compare.report import write_report
 from prefixd.evaluate.compare.run import Comparing, Plan, store_of
-
-
-def _list(known: list[str]) -> object:
-    def parse(value: str) -> list[str]:
-        names = [v.strip() for v in value.split(",") if v.strip()]
-        if wrong := [v for v in names if v not in known]:
-            raise argparse.ArgumentTypeError(f"there is no {', '.join(wrong)}; there are {', '.join(known)}")
-        return names
-
-    return parse
 
 
 def _numbers(kind: type) -> object:
@@ -48,11 +39,11 @@ def parser() -> argparse.ArgumentParser:
     kinds, methods = [*documents.KINDS], [*readings.METHODS]
     a.add_argument("--model", type=Path, required=True, help="a Hugging Face checkpoint's directory")
     a.add_argument("--out", type=Path, required=True, help="directory for what is measured, and the report")
-    a.add_argument("--kinds", type=_list(kinds), default=kinds, help=f"of documents: {','.join(kinds)}")  # type: ignore[arg-type]
+    a.add_argument("--kinds", type=names_of(kinds), default=kinds, help=f"of documents: {','.join(kinds)}")
     a.add_argument("--lengths", type=_numbers(int), default=[2048, 4200, 7600],  # type: ignore[arg-type]
                    help="document tokens (2048,4200,7600)")
     a.add_argument("--documents", type=int, default=12, help="of each kind and length (%(default)s)")
-    a.add_argument("--methods", type=_list(methods),  # type: ignore[arg-type]
+    a.add_argument("--methods", type=names_of(methods),
                    default=[m for m in methods if readings.METHODS[m].usual],
                    help=",".join(methods) + " (without even and even-codes)")
     a.add_argument("--budgets", type=_numbers(float), default=[0.01, 0.02, 0.05],  # type: ignore[arg-type]
