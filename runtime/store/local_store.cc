@@ -193,7 +193,8 @@ class LocalStoreImpl final : public LocalStore {
     const SegmentId segment = info.chain.back();
     core_->rewrites->Forget(segment);
     core_->ingest->Forget(segment);
-    Status status = core_->storage->Remove(info.id);
+    Status status =
+        core_->resumption->Undisturbed(segment, [&] { return core_->storage->Remove(info.id); });
     core_->prepared.Forget(segment);
     // The segment is still stored: the removal was refused, or other prefixes need it. The ingest
     // resumes and keeps what is stored.

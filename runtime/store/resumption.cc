@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "base/call_scope.h"
+#include "base/capture_errors.h"
 #include "runtime/ingest/ingest.h"
 #include "runtime/store/core.h"
 #include "storage/io/together.h"
@@ -43,6 +45,50 @@ std::vector<SegmentId> Resumption::Segments(const std::string* only_model) const
 }
 
 void Resumption::Look(std::span<const SegmentId> segments) {
+  while (!segments.empty()) {
+    const auto some = segments.first(std::min(segments.size(), kSegmentsAtOnce));
+    segments = segments.subspan(some.size());
+    std::list<std::vector<SegmentId>> look(1);
+    std::vector<SegmentId>& ids = look.front();
+    ids.reserve(some.size());
+    {
+      std::lock_guard lock(worker_.mutex());
+      std::ranges::copy_if(some, std::back_inserter(ids),
+                           [&](const SegmentId& id) { return !removed_.contains(id); });
+      looked_at_.splice(looked_at_.begin(), look);
+    }
+    // What there was no memory for is looked at when somebody asks for it.
+    static_cast<void>(CaptureErrors([&]() -> Status {
+      LookAtSome(ids);
+      return {};
+    }));
+    std::lock_guard lock(worker_.mutex());
+    looked_at_.remove_if([&](const std::vector<SegmentId>& other) { return &other == &ids; });
+    worker_.changed().notify_all();
+  }
+}
+
+Status Resumption::Undisturbed(const SegmentId& segment, const std::function<Status()>& remove) {
+  std::unique_lock lock(worker_.mutex());
+  const auto mark = removed_.insert(segment);
+  const auto looked_at = [&] {
+    return std::ranges::any_of(looked_at_, [&](const std::vector<SegmentId>& ids) {
+      return std::ranges::find(ids, segment) != ids.end();
+    });
+  };
+  Status status;
+  while (status.ok() && looked_at()) {
+    status = CheckCall();
+    if (status.ok()) worker_.changed().wait_for(lock, std::chrono::milliseconds(20));
+  }
+  lock.unlock();
+  if (status.ok()) status = CaptureErrors(remove);
+  lock.lock();
+  removed_.erase(mark);
+  return status;
+}
+
+void Resumption::LookAtSome(std::span<const SegmentId> segments) {
   enum : uint8_t { kNot, kIncomplete, kComplete };
   // What is not known to be complete is queued.
   std::vector<uint8_t> found(segments.size(), kNot);

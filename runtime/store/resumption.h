@@ -6,6 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <list>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +34,10 @@ class Resumption {
   // Returns when it has.
   void LookAgain(const std::string& model);
 
+  // Runs `remove` while nobody here looks at the segment: a look opens it for a moment, and what is
+  // open cannot be removed. Waits for a look that is under way, as long as the call may last.
+  Status Undisturbed(const storage::SegmentId& segment, const std::function<Status()>& remove);
+
   // Segments that nobody has looked at yet, about.
   uint64_t left() const;
   // Returns when all have been looked at. kCancelled when `progress` returns false.
@@ -42,12 +49,15 @@ class Resumption {
   std::vector<storage::SegmentId> Segments(const std::string* only_model) const;
   // Queues those of the segments that lack something.
   void Look(std::span<const storage::SegmentId> segments);
+  void LookAtSome(std::span<const storage::SegmentId> segments);
   void LookAtAll(const std::stop_token& stop);
 
   Core& core_;
   // The worker's mutex guards these.
   bool begun_ = false, done_ = false;
   uint64_t left_ = 0;
+  std::list<std::vector<storage::SegmentId>> looked_at_;  // just now
+  std::multiset<storage::SegmentId> removed_;             // just now: nobody begins to look at them
   Worker worker_;
 };
 

@@ -160,6 +160,23 @@ TEST_F(IngestTest, ResumesWhatARestartInterrupted) {
   ExpectSummariesOf(prompt, 1500, *session, &*maps);
 }
 
+// The look for what is missing opens segments for a moment, which must not refuse their removal.
+TEST_F(IngestTest, WhatIsLookedAtBehindAStartCanBeRemoved) {
+  const uint64_t seed = Seed("WhatIsLookedAtBehindAStart");
+  options_.scrub_bytes_per_second = 0;
+  Open();
+  std::vector<std::string> ids;
+  for (int i = 0; i < 40; ++i) {
+    ids.push_back(PutReady(MakePrompt(spec_.geometry, 80, seed + i)));
+    ASSERT_NE(ids.back(), "");
+  }
+  for (; !ids.empty(); ids.resize(ids.size() - 8)) {
+    Open();
+    for (size_t i = ids.size() - 8; i < ids.size(); ++i) ASSERT_OK(store_->Remove(ids[i]));
+  }
+  EXPECT_EQ(store_->Stats()->prefixes, 0u);
+}
+
 // The loss of the one blob that cannot be made again is reported.
 TEST_F(IngestTest, ADamagedSampleOfQueriesIsReported) {
   Open();
