@@ -191,10 +191,11 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     const SegmentId segment = info.chain.back();
-    core_->rewrites->Forget(segment);
-    core_->ingest->Forget(segment);
-    Status status =
-        core_->resumption->Undisturbed(segment, [&] { return core_->storage->Remove(info.id); });
+    Status status = core_->resumption->Undisturbed(segment, [&] {
+      core_->rewrites->Forget(segment);
+      core_->ingest->Forget(segment);
+      return core_->storage->Remove(info.id);
+    });
     core_->prepared.Forget(segment);
     // The segment is still stored: the removal was refused, or other prefixes need it. The ingest
     // resumes and keeps what is stored.
@@ -346,7 +347,9 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
       {"limits", std::chrono::milliseconds(options.maintenance_ms),
        [c = core.get()](const std::stop_token&) {
          Status done = c->storage->Maintain();
-         const auto exists = [c](const SegmentId& id) { return c->storage->GetPrefix(id).ok(); };
+         const auto exists = [c](const SegmentId& id) {
+           return c->storage->TenantOf(id).has_value();
+         };
          c->ingest->Prune(exists);
          c->rewrites->Prune(exists);
          c->prepared.Prune(exists);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <iterator>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/call_scope.h"
@@ -114,21 +115,44 @@ void Resumption::LookAt(std::span<const SegmentId> segments) {
     std::lock_guard lock(worker_.mutex());
     if (done_) return;
   }
-  for (const SegmentId& id : segments) {
-    if (!core_.ingest->Knows(id)) Look({&id, 1});
-  }
+  std::vector<SegmentId> unknown;
+  std::ranges::copy_if(segments, std::back_inserter(unknown),
+                       [&](const SegmentId& id) { return !core_.ingest->Knows(id); });
+  Look(unknown);
 }
 
-void Resumption::LookAgain(const std::string& model) { Look(Segments(&model)); }
+void Resumption::LookAgain(const std::string& model) {
+  const std::vector<SegmentId> segments = Segments(&model);
+  std::span<const SegmentId> left = segments;
+  while (!left.empty() && CheckCall().ok() && !worker_.stopping()) {
+    const auto some = left.first(std::min(left.size(), kSegmentsAtOnce));
+    Look(some);
+    left = left.subspan(some.size());
+  }
+  // The caller waits no longer: whoever makes derived data finds out what is there.
+  for (const SegmentId& id : left) core_.ingest->Enqueue(id);
+}
 
 void Resumption::LookAtAll(const std::stop_token& stop) {
-  const std::vector<SegmentId> segments = Segments(nullptr);
+  std::vector<SegmentId> segments;
+  const auto list = [&]() -> Status {
+    segments = Segments(nullptr);
+    return {};
+  };
+  while (!CaptureErrors(list).ok() && !stop.stop_requested()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // memory is short for a while
+  }
   for (size_t begin = 0; begin < segments.size() && !stop.stop_requested();) {
-    std::vector<SegmentId> next;
-    for (; begin < segments.size() && next.size() < kSegmentsAtOnce; ++begin) {
-      if (!core_.ingest->Knows(segments[begin])) next.push_back(segments[begin]);
-    }
-    Look(next);
+    const auto some = std::span(segments).subspan(begin).first(
+        std::min(segments.size() - begin, kSegmentsAtOnce));
+    static_cast<void>(CaptureErrors([&]() -> Status {
+      std::vector<SegmentId> next;
+      std::ranges::copy_if(some, std::back_inserter(next),
+                           [&](const SegmentId& id) { return !core_.ingest->Knows(id); });
+      Look(next);
+      return {};
+    }));
+    begin += some.size();
     std::lock_guard lock(worker_.mutex());
     left_ = segments.size() - begin;
   }

@@ -31,7 +31,7 @@ class Resumption {
   // knows how they stand.
   void LookAt(std::span<const storage::SegmentId> segments);
   // Looks again at all of a model's segments, whose derived data depend on what has changed.
-  // Returns when it has.
+  // Returns when it has, or the call may last no longer: then all the rest is queued unseen.
   void LookAgain(const std::string& model);
 
   // Runs `remove` while nobody here looks at the segment: a look opens it for a moment, and what is

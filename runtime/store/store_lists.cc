@@ -53,6 +53,9 @@ Result<PrefixPage> PrefixPageOf(const Core& core, const ListSpec& spec) {
   const size_t limit = PageLimit(spec);
   after.limit = limit + 1;  // one more says whether there is another page
   const auto infos = core.storage->ListPrefixes(after);
+  std::vector<storage::SegmentId> segments;
+  for (const storage::PrefixInfo& info : infos) segments.push_back(info.chain.back());
+  core.resumption->LookAt(segments);  // together, rather than one by one below
   PrefixPage page;
   uint64_t bytes = 0;
   for (size_t i = 0; i < infos.size(); ++i) {

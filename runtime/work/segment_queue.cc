@@ -63,6 +63,7 @@ void SegmentQueue::MarkReady(const SegmentId& id) {
     Push(id);
     return;
   }
+  if (queued_.contains(id)) return;
   entries_[id] = {{IngestState::kReady, std::nullopt}, nullptr};
   worker_.changed().notify_all();
 }
@@ -211,12 +212,14 @@ void SegmentQueue::Prune(const std::function<bool(const SegmentId&)>& stored) {
     for (const auto& [id, entry] : entries_) known.push_back(id);
   }
   std::erase_if(known, [&](const SegmentId& id) { return stored(id); });  // may take long
+  if (known.empty()) return;
   std::lock_guard lock(worker_.mutex());
   for (const SegmentId& id : known) {
     if (running_ == id) continue;
-    Pull(id);
+    queued_.erase(id);
     entries_.erase(id);
   }
+  std::erase_if(queue_, [&](const SegmentId& id) { return !queued_.contains(id); });
   worker_.changed().notify_all();
 }
 

@@ -29,7 +29,7 @@ void PrefixTree::CountMemory(Node& node) {
 
 PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
   const SegmentRecord& r = node.record;
-  return {r.is_root() ? node.scope : r.parent.bytes, r.tokens.begin, r.first_token};
+  return {r.parent.bytes, r.tokens.begin, r.first_token};
 }
 
 void PrefixTree::Insert(const Entry& entry) {
@@ -59,7 +59,7 @@ void PrefixTree::InsertNode(Node node) {
   const bool linked = at->second.linked;
   uint64_t* of_model = nullptr;
   try {
-    if (linked) children_[KeyOf(at->second)].insert(id);
+    if (linked) InsertSibling(at->second);
     by_verified_.emplace(at->second.verified_unix_ms, id);
     Remember(record);
     of_model = &of_model_[record.model];
@@ -70,10 +70,7 @@ void PrefixTree::InsertNode(Node node) {
     EraseId(record.tenant, id);
     Forget(record);
     by_verified_.erase({at->second.verified_unix_ms, id});
-    if (const auto it = children_.find(KeyOf(at->second)); it != children_.end()) {
-      it->second.erase(id);
-      if (it->second.empty()) children_.erase(it);
-    }
+    if (linked) EraseSibling(at->second);
     nodes_.erase(at);
     throw;
   }
@@ -101,9 +98,7 @@ void PrefixTree::EraseNode(const SegmentId& id) {
   PREFIXD_CHECK(of_model != of_model_.end() && of_model->second > 0);
   if (--of_model->second == 0) of_model_.erase(of_model);
   if (node.linked) {
-    const auto siblings = children_.find(KeyOf(node));
-    siblings->second.erase(id);
-    if (siblings->second.empty()) children_.erase(siblings);
+    EraseSibling(node);
     const auto parent = nodes_.find(node.record.parent);
     if (parent != nodes_.end()) --parent->second.children;
   }
@@ -159,14 +154,26 @@ Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const C
   PREFIXD_CHECK(known.parent == record.parent && known.tokens == record.tokens, known.tokens.begin,
                 known.tokens.end, record.tokens.begin, record.tokens.end);
   Remember(record);
-  PREFIXD_TRY(commit());
+  if (Status committed = commit(); !committed.ok()) {
+    if (known.expires_unix_ms != record.expires_unix_ms) {
+      expiring_.erase({record.expires_unix_ms, record.id});
+    }
+    return committed;
+  }
   usage_.Subtract(known.tenant, known.file_bytes);
   usage_.Add(record.tenant, record.file_bytes);
   if (known.expires_unix_ms != record.expires_unix_ms) {
     expiring_.erase({known.expires_unix_ms, known.id});
   }
   if (record.listed) unlisted_.erase(known.id);
-  known = record;
+  if (it->second.linked && known.is_root() && known.lead != record.lead) {
+    auto& by_lead = roots_.at(it->second.scope).by_lead;
+    auto place = by_lead.extract(&known);
+    known = record;
+    by_lead.insert(std::move(place));
+  } else {
+    known = record;
+  }
   return {};
 }
 
@@ -265,36 +272,6 @@ std::vector<SegmentId> PrefixTree::ChildrenOf(const SegmentId& parent, uint32_t 
   const auto it = children_.find({parent.bytes, begin, token});
   if (it == children_.end()) return {};
   return {it->second.begin(), it->second.end()};
-}
-
-uint32_t PrefixTree::MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const {
-  const auto all = static_cast<uint32_t>(tokens.size());
-  const std::span<const uint32_t> lead(root.lead);
-  const size_t n = std::min(lead.size(), tokens.size());
-  const auto common = static_cast<uint32_t>(
-      std::mismatch(lead.begin(), lead.begin() + static_cast<ptrdiff_t>(n), tokens.begin()).first -
-      lead.begin());
-  const bool ends_here = common < lead.size() || lead.size() == root.tokens.size();
-  if (!ends_here) return all;
-  // Segments that branch off inside the common part may continue the prompt.
-  const auto child = children_.lower_bound({root.id.bytes, 0, 0});
-  const bool branches = child != children_.end() && std::get<0>(child->first) == root.id.bytes &&
-                        std::get<1>(child->first) <= common;
-  return branches ? all : common;
-}
-
-std::vector<PrefixTree::Root> PrefixTree::Roots(const BlockHash& scope,
-                                                std::span<const uint32_t> tokens) const {
-  std::lock_guard lock(mutex_);
-  const auto it = children_.find({scope, 0, tokens.front()});
-  if (it == children_.end()) return {};
-  std::vector<Root> roots;
-  for (const SegmentId& id : it->second) {
-    roots.push_back({id, MatchBound(nodes_.at(id).record, tokens)});
-  }
-  std::stable_sort(roots.begin(), roots.end(),
-                   [](const Root& a, const Root& b) { return a.at_most > b.at_most; });
-  return roots;
 }
 
 bool PrefixTree::SetQuarantine(const SegmentId& id, const std::string& reason) {

@@ -129,13 +129,16 @@ class PrefixTree {
 
   // Returns the segments that branch off `parent` at token position `begin` with this token.
   std::vector<SegmentId> ChildrenOf(const SegmentId& parent, uint32_t begin, uint32_t token) const;
-  // A Root is a segment that begins at 0 with the prompt's first token; the most promising comes
-  // first.
+  // A Root is a segment that begins at 0 with the prompt's first token.
   struct Root {
     SegmentId id;
     uint32_t at_most = 0;  // an upper bound of the prompt's tokens that can match in it or below it
   };
-  std::vector<Root> Roots(const BlockHash& scope, std::span<const uint32_t> tokens) const;
+  // Returns up to `limit` roots behind the first `skip` (of leads as LeadOf makes them), in
+  // descending order of at_most but for a few that come first: what begins like the prompt is found
+  // without a look at all others.
+  std::vector<Root> Roots(const BlockHash& scope, std::span<const uint32_t> tokens, size_t skip,
+                          size_t limit) const;
 
   // An empty reason lifts the quarantine. False when the segment is unknown or nothing changed.
   bool SetQuarantine(const SegmentId& id, const std::string& reason);
@@ -193,8 +196,24 @@ class PrefixTree {
   static Error IsOpen(const SegmentId& id);
   using ChildKey = std::tuple<std::array<uint8_t, 16>, uint32_t, uint32_t>;
 
+  // By the first tokens, as far as they are known, then by id.
+  struct ByLead {
+    using is_transparent = void;
+    bool operator()(const SegmentRecord* a, const SegmentRecord* b) const;
+    bool operator()(const SegmentRecord* a, std::span<const uint32_t> tokens) const;
+    bool operator()(std::span<const uint32_t> tokens, const SegmentRecord* a) const;
+  };
+  // Records lie in nodes_.
+  struct ScopeRoots {
+    std::set<const SegmentRecord*, ByLead> by_lead;
+    // Those that others continue from within their lead, or that have none.
+    std::set<SegmentId> early;
+  };
+
   static ChildKey KeyOf(const Node& node);
   // The methods below require mutex_.
+  void InsertSibling(const Node& node);
+  void EraseSibling(const Node& node);
   Result<Node*> CompactParentNode(const SegmentId& leaf) const;
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
@@ -217,7 +236,8 @@ class PrefixTree {
   const MemoryOf memory_of_;
   mutable std::mutex mutex_;
   std::unordered_map<SegmentId, Node, SegmentIdHash> nodes_;
-  std::map<ChildKey, std::set<SegmentId>> children_;
+  std::map<ChildKey, std::set<SegmentId>> children_;  // of those that have a parent
+  std::map<BlockHash, ScopeRoots> roots_;
   std::map<SegmentId, AliasRecord> aliases_;
   std::map<BlockHash, uint64_t> inserted_;
   std::set<std::pair<int64_t, SegmentId>> by_verified_;  // every segment, by its last verification

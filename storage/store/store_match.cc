@@ -114,11 +114,15 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
     }
     Matcher matcher(core, tokens, accept, now);
     if (low == 0) {
-      // Thousands of prompts may share a first token, so only those that could match most are
-      // opened.
-      for (const auto& [id, at_most] : core.tree.Roots(scope.id, tokens)) {
-        if (matcher.Beats(at_most)) break;
-        PREFIXD_TRY(matcher.Consider(id, 0));
+      // Thousands of prompts may share a first token, or a chat's header, so only those that could
+      // match most are looked at, and fewer opened.
+      size_t limit = 32;
+      for (size_t skip = 0;; skip += limit, limit *= 4) {
+        const auto roots = core.tree.Roots(scope.id, tokens, skip, limit);
+        for (const auto& [id, at_most] : roots) {
+          if (!matcher.Beats(at_most)) PREFIXD_TRY(matcher.Consider(id, 0));
+        }
+        if (roots.empty() || matcher.Beats(roots.back().at_most)) break;
       }
       return matcher.best();
     }
