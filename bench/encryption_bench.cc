@@ -1,6 +1,6 @@
-// Measures what encryption at rest costs: durable put, cold restore, cold random rows and opening a
-// prefix of an encrypted store beside those of one in clear, in turns, on one disk; and the speed
-// of ciphers and of the checksum on one core, which are the floor.
+// Measures what encryption at rest costs: durable put, cold restore and cold random rows of an
+// encrypted store beside those of one in clear, in turns, on one disk; and the speed of ciphers and
+// of the checksum on one core, which are the floor.
 //
 // Geometry: Llama-3.2-1B (16 layers, 8 KV heads of 64, bf16): 32 KiB of rows a token.
 #include <CLI/CLI.hpp>
@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "bench/support/bench_main.h"
+#include "measure/disk/medium.h"
+#include "measure/disk/scratch.h"
 #include "measure/prompts/bench_prompt.h"
 #include "measure/timing/json_file.h"
 #include "measure/timing/paired.h"
@@ -32,7 +34,7 @@ using storage::CipherKind;
 
 struct Options {
   uint32_t tokens = 4096, pairs = 7, rows = 4096;
-  std::filesystem::path dir = std::filesystem::temp_directory_path();
+  std::filesystem::path dir = ScratchParent("/var/lib/prefixd");
   std::string json_file;
 };
 
@@ -192,18 +194,12 @@ Status MeasureCiphers(const Options& options, const storage::MasterKey& key, jso
   });
 }
 
-Status Run(const Options& options) {
-  const std::filesystem::path dir =
-      options.dir / ("prefixd-encryption-" + std::to_string(std::random_device{}()));
-  std::filesystem::create_directories(dir);
-  const std::unique_ptr<const std::filesystem::path, void (*)(const std::filesystem::path*)> gone(
-      &dir, [](const std::filesystem::path* path) {
-        std::error_code ignored;
-        std::filesystem::remove_all(*path, ignored);
-      });
+Status Run(const Options& options, const std::filesystem::path& dir) {
+  const Medium medium = MediumOf(dir);
+  if (!medium.disk) std::printf("%s\n", medium.sentence.c_str());
   PREFIXD_TRY(storage::MakeKeyFile(dir / "key"));
   PREFIXD_ASSIGN(const auto keys, storage::KeyRing::Read(dir / "key"));
-  json report;
+  json report = {{"on_disk", medium.disk}};
   PREFIXD_TRY(MeasureCiphers(options, keys->newest(), report));
   for (const CipherKind kind : {CipherKind::kAes256Gcm, CipherKind::kXChaCha20Poly1305}) {
     if (!storage::CipherAvailable(kind)) continue;
@@ -235,7 +231,8 @@ Status Run(const Options& options) {
 }  // namespace prefixd::bench
 
 int main(int argc, char** argv) {
-  prefixd::bench::Options options;
+  using namespace prefixd::bench;
+  Options options;
   CLI::App app("What encryption at rest costs, beside a store in clear.");
   app.add_option("--tokens", options.tokens, "Tokens of the stored prompt, 32 KiB each")
       ->check(CLI::Range(1024, 1 << 18))
@@ -244,8 +241,20 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--rows", options.rows, "Single rows of a run")->capture_default_str();
-  app.add_option("--dir", options.dir, "Where the stores lie: on the disk to be measured")
+  app.add_option(
+         "--dir", options.dir,
+         "A directory on the disk to be measured; the stores lie in a folder there, which goes")
       ->capture_default_str();
-  return prefixd::bench::BenchMain(app, argc, argv, options.json_file,
-                                   [&] { return prefixd::bench::Run(options); });
+  return BenchMain(app, argc, argv, options.json_file, [&]() -> prefixd::Status {
+    PREFIXD_ASSIGN(
+        const int code, RunInScratch(options.dir, [&](const std::filesystem::path& folder) {
+          const prefixd::Status status = Run(options, folder);
+          if (status.ok()) return 0;
+          std::fprintf(stderr, "encryption_bench: %s\n", status.error().ToString().c_str());
+          return 1;
+        }));
+    if (code == 0) return {};
+    return prefixd::Error{prefixd::Code::kCancelled,
+                          "ended early, with status " + std::to_string(code)};
+  });
 }

@@ -14,6 +14,7 @@
 #include "bench/support/percentiles.h"
 #include "bench/support/slow_engine.h"
 #include "bench/support/small_prefixes.h"
+#include "measure/disk/page_cache.h"
 #include "measure/prompts/bench_prompt.h"
 #include "measure/timing/json_file.h"
 #include "storage/store/open_store.h"
@@ -271,7 +272,9 @@ int main(int argc, char** argv) {
   CLI::App app("Waits for match and attach in a store of many prefixes.");
   app.add_option("--dir", options.dir, "Directory of the store; what it lacks is put")->required();
   app.add_option("--prefixes", options.prefixes, "Small prefixes")->capture_default_str();
-  app.add_option("--tokens", options.tokens, "Tokens of a small prefix")->capture_default_str();
+  app.add_option("--tokens", options.tokens, "Tokens of a small prefix")
+      ->check(CLI::Range(8, 65536))
+      ->capture_default_str();
   app.add_option("--long-tokens", options.long_tokens, "Tokens of one long prefix; 0: none")
       ->capture_default_str();
   app.add_option("--calls", options.calls, "Calls of each kind")->capture_default_str();

@@ -94,7 +94,7 @@ class Bench {
 
   Status Start(uint32_t tier_mib) {
     store_.reset();
-    daemon_.Stop();
+    PREFIXD_TRY(daemon_.Stop());
     PREFIXD_TRY(daemon_.Start(PREFIXD_BINARY, {"--host-tier-mib", std::to_string(tier_mib)}));
     PREFIXD_ASSIGN(store_, Connect(daemon_.address()));
     return {};

@@ -59,11 +59,15 @@ int main(int argc, char** argv) {
   sizes("--prefixes", o.prefixes, "Numbers of prefixes; the store grows from one to the next");
   sizes("--sessions", o.sessions, "Numbers of sessions");
   sizes("--lengths", o.lengths, "Tokens of a prompt");
-  app.add_option("--dir", o.dir, "Where the store of many prefixes lies and stays")
+  app.add_option(
+         "--dir", o.dir,
+         "Where the store of many prefixes lies and stays: a new or empty directory, or that of an "
+         "earlier run")
       ->type_name("DIR");
   app.add_option("--scratch", scratch, "Where all else lies, and goes at the end; a short path")
       ->check(CLI::ExistingDirectory);
   app.add_option("--prefix-tokens", o.prefix_tokens, "Tokens of each of many prefixes")
+      ->check(CLI::Range(8, 65536))
       ->capture_default_str();
   app.add_option("--session-tokens", o.session_tokens, "Tokens of the sessions' prompts")
       ->capture_default_str();

@@ -42,7 +42,7 @@ class Daemon:
     """The real daemon, with a store that goes with it."""
 
     def __init__(self, build: Path, tier_mib: int) -> None:
-        self._dir = tempfile.TemporaryDirectory(prefix="prefixd-bench-")
+        self._dir = tempfile.TemporaryDirectory(prefix="prefixd-splice-")
         read, write = os.pipe()
         root = Path(self._dir.name)
         with open(root / "log", "wb") as log:

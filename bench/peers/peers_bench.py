@@ -43,8 +43,12 @@ def measure(args: argparse.Namespace, out: dict[str, Any]) -> None:
     begun = time.monotonic()
     options = {"build": str(args.build), "memory_gib": args.memory_gib}
     shapes = [shape for shape in work.shapes if not args.shape or shape.name in args.shape]
-    for shape in shapes:
-        for name in args.only or PEERS:
+    names = list(args.only or PEERS)
+    for turn, shape in enumerate(shapes):
+        # What drifts while the run lasts does not meet the same peers in each shape.
+        order = names[::-1] if turn % 2 else names
+        out["order"][shape.name] = order
+        for name in order:
             def say(what: str, name: str = name, shape_name: str = shape.name) -> None:
                 print(f"== {shape_name}, {name}: {what}", file=sys.stderr, flush=True)
 
@@ -73,6 +77,9 @@ def finish(args: argparse.Namespace, out: dict[str, Any]) -> None:
     else:
         out["not_run"].append({"name": "vLLM's connectors", "what": "time to the first token",
                                "reason": "no --vllm FILE with the figures of bench/engines/vllm_peers.py"})
+    place = list(args.only or PEERS).index
+    shapes = list(out["order"]).index
+    out["peers"].sort(key=lambda one: (shapes(one["shape"]), place(one["name"])))
     out["ratios"] = ratios(out["peers"], out.get("engines"))
     show(out)
     if args.json:
@@ -97,7 +104,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, stopped)
-    out: dict[str, Any] = {"peers": [], "not_run": []}
+    out: dict[str, Any] = {"peers": [], "not_run": [], "order": {}}
     try:
         measure(args, out)
     finally:

@@ -34,16 +34,28 @@ def pairs(rows: list[dict[str, Any]], member: str, name: str, colour: str, scale
     ]
 
 
-def rows_of(report: dict[str, Any], part: str) -> list[dict[str, Any]]:
-    for run in (report, *report.values()):
-        if isinstance(run, dict) and isinstance(run.get(part), list):
-            return list(run[part])
-    raise SystemExit(f"no {part} were measured: run scale_bench with --only {part}, too")
+def run_of(report: dict[str, Any], part: str) -> dict[str, Any]:
+    """The run that measured the part: the report itself, or the one of those it keeps."""
+    runs = [run for run in (report, *report.values()) if isinstance(run, dict) and isinstance(run.get(part), list)]
+    if not runs:
+        raise SystemExit(f"no {part} were measured: run scale_bench with --only {part}, too")
+    if len(runs) > 1:
+        raise SystemExit(f"{len(runs)} runs have {part}: keep the one that is to be drawn")
+    return runs[0]
+
+
+def versions(runs: dict[str, dict[str, Any]]) -> str:
+    """Says of what the figures are: one commit, or one for each part."""
+    commits = {part: str(run.get("run", {}).get("commit", "unknown")) for part, run in runs.items()}
+    if len(set(commits.values())) == 1:
+        return f"commit {next(iter(commits.values()))}"
+    return "of different commits: " + ", ".join(f"{part} {commit}" for part, commit in commits.items())
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
     figure, axes = subplots(3, 2, 10, 11)
-    rows = rows_of(report, "prefixes")
+    runs = {part: run_of(report, part) for part in ("prefixes", "sessions", "lengths")}
+    rows = runs["prefixes"]["prefixes"]
     x = [row["prefixes"] for row in rows]
     at = axes[0]
     lines(at, x, pairs(rows, "match_open", "match", COLOURS[0]) + pairs(rows, "attach_open", "attach", COLOURS[2]))
@@ -55,6 +67,16 @@ def draw(report: dict[str, Any], path: Path) -> None:
             ("attach, just started, p99", [r["attach_just_started"]["p99_us"] / 1e3 for r in rows], COLOURS[3], "-"),
         ],
     )
+    if all("match_miss_open" in row for row in rows):  # earlier runs asked for stored prompts alone
+        lines(
+            at,
+            x,
+            [
+                ("match, not stored, p99", [r["match_miss_open"]["p99_us"] / 1e3 for r in rows], COLOURS[4], "-"),
+                ("the same, just started, p99",
+                 [r["match_miss_just_started"]["p99_us"] / 1e3 for r in rows], COLOURS[5], "-"),
+            ],
+        )
     held(at, 1, "match p99: at most 1 ms")
     held(at, 20, "attach p99: at most 20 ms")
     finish(at, "Match and attach", "prefixes", "ms")
@@ -65,13 +87,13 @@ def draw(report: dict[str, Any], path: Path) -> None:
         [
             ("start", [row["start_s"]["median"] for row in rows], COLOURS[0], "-"),
             ("after kill -9", [row["recovery_s"]["median"] for row in rows], COLOURS[1], "--"),
-            ("catalogue made anew from the files", [row["rebuild_s"] for row in rows], COLOURS[2], ":"),
+            ("catalogue made anew from the files, before a start", [row["rebuild_s"] for row in rows], COLOURS[2], ":"),
         ],
     )
     held(at, 10, "recovery: at most 10 s")
-    finish(at, "Until the daemon serves", "prefixes", "s")
+    finish(at, "Until the daemon serves; prefixctl recover", "prefixes", "s")
 
-    rows = rows_of(report, "sessions")
+    rows = runs["sessions"]["sessions"]
     x = [row["sessions"] for row in rows]
     at = axes[2]
     lines(at, x, pairs(rows, "one_steps", "one steps", COLOURS[0]) + pairs(rows, "all_step", "all step", COLOURS[1]))
@@ -81,7 +103,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     lines(at, x, [("KiB of memory for each session", [row["memory_kib_each"] for row in rows], COLOURS[2], "--")])
     finish(at, "Throughput and memory", "sessions", "steps/s; KiB")
 
-    rows = rows_of(report, "lengths")
+    rows = runs["lengths"]["lengths"]
     x = [row["tokens"] for row in rows]
     at = axes[4]
     lines(
@@ -102,6 +124,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         ],
     )
     finish(at, "What one prompt takes", "tokens", "MiB")
+    figure.supxlabel(versions(runs), color=GREY, fontsize=8)
     save(figure, path)
 
 

@@ -12,7 +12,7 @@
 #include "bench/steps/daemon_child.h"
 #include "bench/steps/synthetic_put.h"
 #include "bench/support/percentiles.h"
-#include "bench/support/small_prefixes.h"
+#include "measure/disk/page_cache.h"
 #include "measure/timing/json_file.h"
 #include "measure/timing/process.h"
 #include "prefixd/client.h"
@@ -50,7 +50,7 @@ class Length {
     double empty_mib = 0;
     for (uint32_t i = 0; i < o_.repeats; ++i) {
       store_.reset();
-      daemon_.Stop();
+      PREFIXD_TRY(daemon_.Stop());
       DropPageCache(dir_);
       PREFIXD_TRY(Start());
       PREFIXD_ASSIGN(const Holding started, Look(daemon_.pid()));

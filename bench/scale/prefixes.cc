@@ -12,10 +12,12 @@
 #include <thread>
 #include <utility>
 
+#include "bench/scale/own_store.h"
 #include "bench/scale/scale_options.h"
 #include "bench/steps/daemon_child.h"
 #include "bench/support/percentiles.h"
 #include "bench/support/small_prefixes.h"
+#include "measure/disk/page_cache.h"
 #include "measure/timing/json_file.h"
 #include "measure/timing/process.h"
 #include "prefixd/client.h"
@@ -29,6 +31,8 @@ using nlohmann::json;
 
 constexpr uint32_t kWarm = 50;                // prefixes that are open all the time
 constexpr uint32_t kUnfinished = 2000000000;  // the first of those that a crash overtakes
+constexpr uint32_t kUnknown = 3000000000;     // the first of those that nobody stores
+constexpr uint32_t kTimedStarts = 3;          // starts behind which calls are timed
 constexpr auto kUntilKill = std::chrono::milliseconds(500);
 
 double Seconds(Clock::time_point begun) {
@@ -53,13 +57,18 @@ class PrefixScale {
         daemon_(dir_, o.scratch) {}
 
   Result<json> Run() {
+    if (!o_.dir.empty()) {
+      PREFIXD_TRY(ClaimStore(
+          dir_, "prompts of " + std::to_string(o_.prefix_tokens) + " tokens that begin alike"));
+    }
     PREFIXD_TRY(MeasureEmpty());
     PREFIXD_TRY(Start());
     PREFIXD_TRY(store_->RegisterModel(small_.model()));
     std::printf("\nprefixes of %u tokens; times in us where not said\n", o_.prefix_tokens);
-    std::printf("%8s %7s | %17s %17s | %17s %17s | %7s %7s %7s | %8s %8s %8s\n", "prefixes",
-                "puts/s", "match open", "just started", "attach open", "just started", "start s",
-                "kill -9", "rebuild", "MiB mem.", "catalog", "segments");
+    std::printf("%8s %7s | %17s %17s | %17s %17s | %17s %17s | %7s %7s %7s | %8s %8s %8s %8s\n",
+                "prefixes", "puts/s", "match open", "just started", "match miss", "just started",
+                "attach open", "just started", "start s", "kill -9", "rebuild", "MiB mem.",
+                "counted", "catalog", "segments");
     json rows = json::array();
     for (const uint32_t n : o_.prefixes) {
       PREFIXD_ASSIGN(const RuntimeStats stats, store_->Stats());
@@ -72,7 +81,7 @@ class PrefixScale {
     }
     held_.clear();
     store_.reset();
-    daemon_.Stop();
+    PREFIXD_TRY(daemon_.Stop());
     return rows;
   }
 
@@ -97,9 +106,25 @@ class PrefixScale {
   Result<double> StartAgain(bool crash) {
     held_.clear();
     store_.reset();
-    crash ? daemon_.Kill() : daemon_.Stop();
+    PREFIXD_TRY(crash ? daemon_.Kill() : daemon_.Stop());
     DropPageCache(dir_);
     return Start();
+  }
+
+  struct Memory {
+    double process_mib = 0;  // of the process, beyond that of a daemon without prefixes
+    double counted_mib = 0;  // what the daemon itself counts for the catalogue
+  };
+  // Behind a start the daemon looks in the background for what prefixes lack; that is waited for.
+  Result<Memory> MemoryOfPrefixes() {
+    PREFIXD_TRY(Settle());
+    PREFIXD_ASSIGN(const Holding held, Look(daemon_.pid()));
+    PREFIXD_ASSIGN(const RuntimeStats stats, store_->Stats());
+    Memory memory{held.anonymous_mib - empty_mib_, 0};
+    for (const MemoryOfKind& kind : stats.memory_kinds) {
+      if (kind.kind == "catalog") memory.counted_mib = double(kind.bytes) / 1048576;
+    }
+    return memory;
   }
 
   Status MeasureEmpty() {
@@ -162,15 +187,17 @@ class PrefixScale {
     if (all_put) row["put_and_ready_per_s"] = double(n - first) / Seconds(begun);
 
     const uint32_t warm = std::min(n, kWarm);
-    std::vector<std::vector<uint32_t>> tokens;
+    std::vector<std::vector<uint32_t>> tokens, unknown;
     for (uint32_t i = 0; i < std::min(n, warm + o_.calls); ++i) {
       tokens.push_back(small_.Tokens(Nth(i, n)));
     }
+    for (uint32_t i = 0; i < o_.calls; ++i) unknown.push_back(small_.Tokens(kUnknown + i));
     for (uint32_t i = 0; i < warm; ++i) {
       PREFIXD_TRY(small_.Match(*store_, tokens[i]));
       PREFIXD_ASSIGN(held_.emplace_back(), small_.Attach(*store_, ids_[Nth(i, n)]));
     }
     const auto match = [&](uint32_t i) { return small_.Match(*store_, tokens[i]); };
+    const auto miss = [&](uint32_t i) { return small_.Miss(*store_, unknown[i]); };
     const auto attach = [&](uint32_t i) -> Status {
       PREFIXD_ASSIGN(const auto session, small_.Attach(*store_, ids_[Nth(i, n)]));
       return {};
@@ -179,41 +206,48 @@ class PrefixScale {
                    TimeCalls(o_.calls, [&](uint32_t i) { return match(i % warm); }));
     PREFIXD_ASSIGN(const Percentiles attach_open,
                    TimeCalls(o_.calls, [&](uint32_t i) { return attach(i % warm); }));
-    row["match_open"] = match_open, row["attach_open"] = attach_open;
+    PREFIXD_ASSIGN(const Percentiles miss_open, TimeCalls(o_.calls, miss));
+    row["match_open"] = match_open, row["match_miss_open"] = miss_open;
+    row["attach_open"] = attach_open;
 
     const uint32_t once = std::min(n, o_.calls);
-    std::vector<double> starts, memory, crashes;
-    Percentiles match_started, attach_started;
-    for (uint32_t repeat = 0; repeat < o_.repeats; ++repeat) {
-      PREFIXD_ASSIGN(const double seconds, StartAgain(/*crash=*/false));
-      starts.push_back(seconds);
-      PREFIXD_ASSIGN(const Holding held, Look(daemon_.pid()));
-      memory.push_back(held.anonymous_mib - empty_mib_);
-      if (repeat == 0) {
+    std::vector<double> starts, memory, counted, crashes;
+    Percentiles match_started, miss_started, attach_started;
+    // Each kind of call behind a start of its own; memory behind those without calls.
+    for (uint32_t start = 0; start < kTimedStarts + o_.repeats; ++start) {
+      PREFIXD_ASSIGN(starts.emplace_back(), StartAgain(/*crash=*/false));
+      if (start == 0) {
         PREFIXD_ASSIGN(match_started, TimeCalls(once, match));
-      } else if (repeat == 1) {
+      } else if (start == 1) {
+        PREFIXD_ASSIGN(miss_started, TimeCalls(o_.calls, miss));
+      } else if (start == 2) {
         PREFIXD_ASSIGN(attach_started, TimeCalls(once, attach));
+      } else {
+        PREFIXD_ASSIGN(const Memory held, MemoryOfPrefixes());
+        memory.push_back(held.process_mib), counted.push_back(held.counted_mib);
       }
     }
-    row["match_just_started"] = match_started, row["attach_just_started"] = attach_started;
+    row["match_just_started"] = match_started, row["match_miss_just_started"] = miss_started;
+    row["attach_just_started"] = attach_started;
     for (uint32_t repeat = 0; repeat < o_.repeats; ++repeat) {
       PREFIXD_ASSIGN(crashes.emplace_back(), Crash());
     }
     row["start_s"] = Summarise(starts), row["recovery_s"] = Summarise(crashes);
-    row["memory_mib"] = Summarise(memory);
+    row["memory_mib"] = Summarise(memory), row["counted_memory_mib"] = Summarise(counted);
     row["catalog_mib"] = MibBelow(dir_ / "catalog");
     row["disk_mib"] = MibBelow(dir_ / "segments");
     row["memory_bytes_each"] = 1048576 * Summarise(memory).median / n;
     PREFIXD_ASSIGN(row["rebuild_s"], Rebuild(n, match));
 
     std::printf(
-        "%8u %7.0f | %7.0f p99 %5.0f %7.0f p99 %5.0f | %7.0f p99 %5.0f %7.0f p99 %5.0f | %7.3f "
-        "%7.3f %7.3f | %8.1f %8.1f %8.1f\n",
+        "%8u %7.0f | %7.0f p99 %5.0f %7.0f p99 %5.0f | %7.0f p99 %5.0f %7.0f p99 %5.0f | %7.0f p99 "
+        "%5.0f %7.0f p99 %5.0f | %7.3f %7.3f %7.3f | %8.1f %8.1f %8.1f %8.1f\n",
         n, all_put ? puts : 0, match_open.p50_us, match_open.p99_us, match_started.p50_us,
-        match_started.p99_us, attach_open.p50_us, attach_open.p99_us, attach_started.p50_us,
+        match_started.p99_us, miss_open.p50_us, miss_open.p99_us, miss_started.p50_us,
+        miss_started.p99_us, attach_open.p50_us, attach_open.p99_us, attach_started.p50_us,
         attach_started.p99_us, Summarise(starts).median, Summarise(crashes).median,
-        row["rebuild_s"].get<double>(), Summarise(memory).median, row["catalog_mib"].get<double>(),
-        row["disk_mib"].get<double>());
+        row["rebuild_s"].get<double>(), Summarise(memory).median, Summarise(counted).median,
+        row["catalog_mib"].get<double>(), row["disk_mib"].get<double>());
     std::fflush(stdout);
     return row;
   }
@@ -224,23 +258,38 @@ class PrefixScale {
   }
 
   // Kills the daemon while clients put, and returns how long the next one takes until it serves.
-  // What was acknowledged must be there.
+  // What was acknowledged must be there. That the daemon goes by itself is an error.
   Result<double> Crash() {
     std::mutex mutex;
     std::vector<std::pair<uint32_t, std::string>> acknowledged;
+    std::atomic<bool> killing = false;
+    Status killed, unplanned;
     std::thread killer([&] {
       std::this_thread::sleep_for(kUntilKill);
       held_.clear();
-      daemon_.Kill();
+      killing = true;
+      killed = daemon_.Kill();
     });
     const Status ended = Together(kUnfinished, UINT32_MAX, [&](Store& store, uint32_t i) -> Status {
-      PREFIXD_ASSIGN(std::string id, small_.Put(store, i));
+      const auto id = small_.Put(store, i);
+      if (!id.ok()) {
+        // Only the kill may end puts.
+        const bool planned = killing && id.error().code == Code::kUnavailable;
+        std::lock_guard lock(mutex);
+        if (!planned && unplanned.ok()) unplanned = id.error();
+        return id.error();
+      }
       std::lock_guard lock(mutex);
-      acknowledged.emplace_back(i, std::move(id));
+      acknowledged.emplace_back(i, *id);
       return {};
     });
     killer.join();
+    PREFIXD_TRY(killed);
+    PREFIXD_TRY(unplanned);
     if (!ended.ok() && ended.error().code != Code::kUnavailable) return ended.error();
+    if (acknowledged.empty()) {
+      return Error{Code::kInternal, "no put was acknowledged before the kill: it shows nothing"};
+    }
     PREFIXD_ASSIGN(const double seconds, StartAgain(/*crash=*/true));
     for (const auto& [i, id] : acknowledged) {
       PREFIXD_TRY(small_.Match(*store_, small_.Tokens(i)));
@@ -259,7 +308,7 @@ class PrefixScale {
   Result<double> Rebuild(uint32_t n, const std::function<Status(uint32_t)>& match) {
     PREFIXD_TRY(Settle());
     store_.reset();
-    daemon_.Stop();
+    PREFIXD_TRY(daemon_.Stop());
     DropPageCache(dir_);
     storage::RecoverOptions options;
     options.dir = dir_;

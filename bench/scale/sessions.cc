@@ -46,7 +46,7 @@ class SessionScale {
     store.reset();
     json rows = json::array();
     for (const uint32_t n : o_.sessions) {
-      daemon_.Stop();  // what sessions gave back stays with the process
+      PREFIXD_TRY(daemon_.Stop());  // what sessions gave back stays with the process
       PREFIXD_TRY(Start());
       PREFIXD_ASSIGN(rows.emplace_back(), Level(n));
     }

@@ -6,28 +6,34 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <cerrno>
 #include <fstream>
 #include <iterator>
 
 namespace prefixd::bench {
+namespace {
+
+std::string HowItEnded(int status) {
+  return WIFSIGNALED(status) ? "was ended by signal " + std::to_string(WTERMSIG(status))
+                             : "ended with status " + std::to_string(WEXITSTATUS(status));
+}
+
+}  // namespace
 
 Status DaemonChild::Start(const std::string& program, const std::vector<std::string>& args) {
-  if (dir_.empty()) {
-    std::string name = (parent_ / "prefixd-bench-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      return Error{Code::kIo, "cannot make a directory for the daemon in " + parent_.string()};
-    }
-    dir_ = name;
+  if (!folder_) {
+    RemoveAbandonedFolders(parent_);
+    PREFIXD_ASSIGN(ScratchFolder made, ScratchFolder::Make(parent_));
+    folder_.emplace(std::move(made));
   }
   int ready[2];
   if (::pipe2(ready, 0) != 0) return Error{Code::kIo, "cannot make a pipe for the daemon"};
-  const std::filesystem::path log = dir_ / "log";
+  const std::filesystem::path log = dir() / "log";
   std::vector<std::string> all = {program,
                                   "--dir",
-                                  (store_.empty() ? dir_ / "store" : store_).string(),
+                                  (store_.empty() ? dir() / "store" : store_).string(),
                                   "--socket",
-                                  (dir_ / "s").string(),
+                                  (dir() / "s").string(),
                                   "--min-free-mib",
                                   "0",
                                   "--threads",
@@ -43,6 +49,7 @@ Status DaemonChild::Start(const std::string& program, const std::vector<std::str
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::setsid();
+    folder_->Share();
     const int out = ::open(log.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
     ::dup2(out, 1);
     ::dup2(out, 2);
@@ -54,25 +61,42 @@ Status DaemonChild::Start(const std::string& program, const std::vector<std::str
   const bool serves = ::read(ready[0], &first, 1) == 1;  // ends with the daemon
   ::close(ready[0]);
   if (serves) return {};
-  std::ifstream said(log);
-  return Error{Code::kUnavailable, "the daemon did not start: " +
-                                       std::string(std::istreambuf_iterator<char>(said), {})};
+  return Error{Code::kUnavailable, "the daemon did not start: " + Said()};
 }
 
-void DaemonChild::End(int signal) {
-  if (pid_ <= 0) return;
+std::string DaemonChild::Said() const {
+  constexpr size_t kMost = 4000;  // the end tells most
+  std::ifstream log(dir() / "log");
+  const std::string said(std::istreambuf_iterator<char>(log), {});
+  return said.size() > kMost ? said.substr(said.size() - kMost) : said;
+}
+
+int DaemonChild::End(int signal) {
   ::kill(pid_, signal);
-  ::waitpid(pid_, nullptr, 0);
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
   pid_ = -1;
+  return status;
 }
 
-void DaemonChild::Stop() { End(SIGTERM); }
-void DaemonChild::Kill() { End(SIGKILL); }
+Status DaemonChild::Stop() {
+  if (pid_ <= 0) return {};
+  const int status = End(SIGTERM);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
+  return Error{Code::kInternal, "the daemon " + HowItEnded(status) + ": " + Said()};
+}
+
+Status DaemonChild::Kill() {
+  if (pid_ <= 0) return {};
+  const int status = End(SIGKILL);
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return {};
+  return Error{Code::kInternal,
+               "the daemon " + HowItEnded(status) + " before it was killed: " + Said()};
+}
 
 DaemonChild::~DaemonChild() {
-  Kill();
-  std::error_code ignored;
-  if (!dir_.empty()) std::filesystem::remove_all(dir_, ignored);
+  if (pid_ > 0) End(SIGKILL);
 }
 
 }  // namespace prefixd::bench

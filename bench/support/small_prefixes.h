@@ -4,17 +4,12 @@
 // Thread-safety: const methods may be called concurrently.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "prefixd/store.h"
@@ -23,7 +18,10 @@ namespace prefixd::bench {
 
 class SmallPrefixes {
  public:
-  // Each of `tokens` tokens; prefix i is the same in every run.
+  // All begin with the same tokens, as prompts do: what begins a text, and the head of a chat.
+  static constexpr uint32_t kAlike = 4;
+
+  // Each of `tokens` tokens, more than kAlike; prefix i is the same in every run.
   explicit SmallPrefixes(uint32_t tokens) : n_(tokens) {
     model_.name = "small";
     model_.geometry = {1, 1, 1, 16, 16, DType::kBf16, {}};
@@ -40,7 +38,7 @@ class SmallPrefixes {
   std::vector<uint32_t> Tokens(uint32_t prefix) const {
     std::mt19937 rng(prefix + 1);
     std::vector<uint32_t> tokens(n_);
-    for (uint32_t& t : tokens) t = rng() % 100000;
+    for (uint32_t i = 0; i < n_; ++i) tokens[i] = i < kAlike ? i + 1 : rng() % 100000;
     return tokens;
   }
 
@@ -66,6 +64,13 @@ class SmallPrefixes {
     return Error{Code::kInternal, "a stored prefix does not match"};
   }
 
+  // The same of a prefix that nobody stored: no more than a beginning is found.
+  Status Miss(Store& store, const std::vector<uint32_t>& tokens) const {
+    PREFIXD_ASSIGN(const PrefixMatch match, store.Match({.model = model_.name, .tokens = tokens}));
+    if (match.n_tokens < n_) return {};
+    return Error{Code::kInternal, "a prefix that nobody stored matches"};
+  }
+
   Result<std::shared_ptr<Session>> Attach(Store& store, const std::string& id) const {
     AttachSpec spec;
     spec.model = model_.name;
@@ -79,17 +84,5 @@ class SmallPrefixes {
   ModelSpec model_;
   StepPolicy policy_;
 };
-
-// Takes what the page cache holds of the files below `dir` out of it; their names stay cached.
-inline void DropPageCache(const std::filesystem::path& dir) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir, ignored)) {
-    if (!entry.is_regular_file(ignored)) continue;
-    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) continue;
-    (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    ::close(fd);
-  }
-}
 
 }  // namespace prefixd::bench

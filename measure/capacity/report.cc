@@ -53,7 +53,7 @@ TextTable ReplayTable(const CapacityOutcome& o) {
   const auto row = [&](const std::string& name, double bytes, const CacheHits& h, bool writes) {
     rows.push_back({name, GigaBytes(bytes), Percent(h.hit_share()),
                     Percent(double(h.requests_hit) / double(h.requests)),
-                    writes ? GigaBytes(double(h.stored_tokens) * o.token_bytes_on_disk()) : "-",
+                    writes ? GigaBytes(o.WrittenBytes(h)) : "-",
                     writes ? Fixed(h.reuse(), 2) : "-"});
   };
   row("without bound", double(o.endless.distinct_tokens) * o.token_bytes_on_disk(), o.endless,
@@ -120,11 +120,10 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
              ? ", " + Short(o.disk.reuse() / *put) + " times what the puts take, or " +
                    Short(o.disk.reuse() / *all) + " times with the background's work counted"
              : "") +
-        ", and writes " + GigaBytes(double(o.disk.stored_tokens) * o.token_bytes_on_disk()) +
-        (log.seconds() > 0 ? " (" +
-                                 GigaBytes(double(o.disk.stored_tokens) * o.token_bytes_on_disk() *
-                                           86400 / log.seconds()) +
-                                 " a day: compare with what the disk is rated for)"
+        ", and writes " + GigaBytes(o.WrittenBytes(o.disk)) +
+        (log.seconds() > 0 ? " (" + GigaBytes(o.WrittenBytes(o.disk) * 86400 / log.seconds()) +
+                                 " a day, with rows that are written again in another order: "
+                                 "compare with what the disk is rated for)"
                            : "") +
         ".");
   } else {
@@ -237,6 +236,7 @@ json CapacityFigures(const CapacityOutcome& o) {
               {"model", what.model.name},
               {"row_bytes_per_token", what.model.token_bytes()},
               {"stored_per_row_byte", o.stored_per_row_byte},
+              {"written_per_row_byte", o.written_per_row_byte},
               {"disk_bytes", what.disk_bytes},
               {"on_disk", what.medium.disk},
               {"other_work_share", o.other_work},
@@ -261,6 +261,7 @@ json CapacityFigures(const CapacityOutcome& o) {
                 {"disk", HitsJson(o.disk)},
                 {"memory", HitsJson(o.memory)},
                 {"saved_seconds", SavedSeconds(o)},
+                {"written_bytes", o.WrittenBytes(o.disk)},
                 {"curve", json::array()}}}};
   if (o.endless.hit_tokens > 0) {
     out["ratios"]["hit_rate_vs_ideal"] = double(o.disk.hit_tokens) / double(o.endless.hit_tokens);

@@ -22,21 +22,22 @@ namespace {
 namespace fs = std::filesystem;
 
 // The host tier of a store that is told nothing of memory, as it decides itself.
-double DefaultHostTier(const fs::path& dir) {
+Result<double> DefaultHostTier(const fs::path& dir) {
   RuntimeOptions o;
   o.dir = dir;
   o.min_free_bytes = 0;
-  double bytes = 0;
-  {
-    const auto store = LocalStore::Open(o);
-    if (store.ok()) {
-      const auto stats = (*store)->Stats();
-      if (stats.ok()) bytes = double(stats->host_tier_capacity);
-    }
-  }
+  const auto bytes = [&]() -> Result<double> {
+    PREFIXD_ASSIGN(const auto store, LocalStore::Open(o));
+    PREFIXD_ASSIGN(const RuntimeStats stats, store->Stats());
+    return double(stats.host_tier_capacity);
+  }();
   std::error_code ec;
   fs::remove_all(dir, ec);
-  return bytes;
+  if (bytes.ok()) return bytes;
+  return Error{bytes.error().code,
+               "cannot open a store to see how much memory it takes (give "
+               "--memory-gb): " +
+                   bytes.error().message};
 }
 
 uint64_t TokensIn(double bytes, double token_bytes) {
@@ -136,8 +137,11 @@ Result<CapacityPlan> PlanCapacity(const CapacityOptions& options, const fs::path
     PREFIXD_ASSIGN(plan.log, ReadRequestLog(fs::path(options.log_file), options.block_tokens));
   }
   plan.disk_bytes = options.disk_gb > 0 ? options.disk_gb * 1e9 : double(FreeBytes(dir)) * 0.9;
-  plan.memory_bytes =
-      options.memory_gb > 0 ? options.memory_gb * 1e9 : DefaultHostTier(dir / "default");
+  if (options.memory_gb > 0) {
+    plan.memory_bytes = options.memory_gb * 1e9;
+  } else {
+    PREFIXD_ASSIGN(plan.memory_bytes, DefaultHostTier(dir / "default"));
+  }
   plan.tokens = options.quick ? 2048 : 4096;
   const double layer = double(plan.model.Geometry(1).token_bytes()) * plan.tokens;
   const double room = (double(FreeBytes(dir)) - double(512 << 20)) / 4;
@@ -192,6 +196,7 @@ Result<CapacityOutcome> MeasureCapacity(const CapacityPlan& plan,
   PREFIXD_ASSIGN(const AttachReport stored, MeasureAttach(prompt, plan.dir / "attach", false, 1));
   const double rows = double(prompt.row_bytes());
   out.stored_per_row_byte = std::max(1.0, stored.stored_bytes / rows);
+  out.written_per_row_byte = std::max(out.stored_per_row_byte, stored.written_bytes / rows);
   out.ingest_seconds_per_byte = stored.ingest_seconds / rows;
   out.recluster_seconds_per_byte =
       std::max(0.0, stored.reclustered_seconds - stored.ingest_seconds) / rows;

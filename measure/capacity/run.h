@@ -52,6 +52,7 @@ struct CapacityPoint {
 struct CapacityOutcome {
   CapacityPlan what;
   double stored_per_row_byte = 0;                    // with summaries and indexes
+  double written_per_row_byte = 0;                   // the same, and rows again as reclustered
   double put_rate = 0, ssd_rate = 0, host_rate = 0;  // bytes of rows per second
   // Behind a put, for a byte of rows: until summaries and indexes are made, and from there until
   // rows are reclustered.
@@ -63,6 +64,10 @@ struct CapacityOutcome {
 
   double token_bytes_on_disk() const {
     return double(what.model.token_bytes()) * stored_per_row_byte;
+  }
+  // To the disk, for what was stored. Compaction of small segments comes on top.
+  double WrittenBytes(const CacheHits& hits) const {
+    return double(hits.stored_tokens) * double(what.model.token_bytes()) * written_per_row_byte;
   }
   double PrefillSeconds(double tokens) const;
   double SsdSeconds(double tokens) const;         // to restore

@@ -18,7 +18,8 @@ struct AttachReport {
   bool found = false;  // the prefix was stored before; the next two then time the remaining work
   // Background work after the commit: until summaries are ready, and until rows are reclustered.
   double ingest_seconds = 0, reclustered_seconds = 0;
-  double stored_bytes = 0;  // on the disk when all background work is done
+  double stored_bytes = 0;   // on the disk when all background work is done
+  double written_bytes = 0;  // until then: what is on the disk, and what reclustering replaced
   double cold_attach_ms = 0, cold_step_ms = 0;
   double cold_step_bytes = 0;      // read from the disk by the cold step
   double cold_step_row_bytes = 0;  // of rows and summaries that it used
@@ -31,7 +32,7 @@ struct AttachReport {
 };
 
 // Times a completed step: all layers, with K and the moment estimator by a budget of 2%. Cold means
-// an empty host tier; small files beside the segment may be in the kernel's page cache either way.
+// an empty host tier, and nothing of the store's files in the kernel's page cache.
 // No session is left between two warm attaches.
 //
 // `dir` holds the store. With `keep` the store stays there, because building summaries and indexes

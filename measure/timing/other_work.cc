@@ -5,7 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <sstream>
+#include <system_error>
+#include <vector>
 
 namespace prefixd::bench {
 namespace {
@@ -17,24 +22,51 @@ double CpuSecondsOf(int who) {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+double TicksPerSecond() { return static_cast<double>(::sysconf(_SC_CLK_TCK)); }
+
 }  // namespace
 
-OtherWork::OtherWork() : begun_(Now()) {}
+OtherWork::OtherWork(std::filesystem::path proc) : proc_(std::move(proc)), begun_(Now()) {}
 
-OtherWork::Times OtherWork::Now() {
+// In a container they may not be seen; then they count as others'.
+OtherWork::KernelThreads OtherWork::ReadKernelThreads() const {
+  constexpr unsigned kKernelThread = 0x00200000;  // PF_KTHREAD
+  KernelThreads threads;
+  std::error_code ec;
+  for (const auto& entry : std::filesystem::directory_iterator(proc_, ec)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream in(entry.path() / "stat");
+    std::string line;
+    std::getline(in, line);
+    // pid (name) state ppid pgrp session tty tpgid flags, 4 of faults, utime, stime, 6, starttime
+    const size_t end = line.rfind(')');
+    if (end == std::string::npos) continue;
+    std::istringstream rest(line.substr(end + 1));
+    const std::vector<std::string> fields{std::istream_iterator<std::string>(rest), {}};
+    if (fields.size() < 20 || !(std::strtoul(fields[6].c_str(), nullptr, 10) & kKernelThread)) {
+      continue;
+    }
+    threads[{std::atoi(name.c_str()), fields[19]}] =
+        (std::atof(fields[11].c_str()) + std::atof(fields[12].c_str())) / TicksPerSecond();
+  }
+  return threads;
+}
+
+OtherWork::Times OtherWork::Now() const {
   Times now;
-  std::ifstream in("/proc/stat");
+  std::ifstream in(proc_ / "stat");
   std::string name;
   in >> name;
   // user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
-  const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
   for (int i = 0; i < 8; ++i) {
     double value = 0;
     in >> value;
-    now.all += value / ticks;
-    if (i != 3 && i != 4) now.busy += value / ticks;
+    now.all += value / TicksPerSecond();
+    if (i < 3 || i == 7) now.busy += value / TicksPerSecond();
   }
   now.own = CpuSecondsOf(RUSAGE_SELF) + CpuSecondsOf(RUSAGE_CHILDREN);
+  now.kernel = ReadKernelThreads();
   return now;
 }
 
@@ -42,7 +74,12 @@ double OtherWork::Share() const {
   const Times now = Now();
   const double all = now.all - begun_.all;
   if (all <= 0) return 0;
-  return std::clamp((now.busy - begun_.busy - (now.own - begun_.own)) / all, 0.0, 1.0);
+  double ours = now.own - begun_.own;
+  for (const auto& [thread, seconds] : now.kernel) {
+    const auto before = begun_.kernel.find(thread);
+    ours += seconds - (before == begun_.kernel.end() ? 0 : before->second);
+  }
+  return std::clamp((now.busy - begun_.busy - ours) / all, 0.0, 1.0);
 }
 
 std::string DisturbedBy(double share) {

@@ -70,5 +70,27 @@ TEST(OtherWorkTest, IsWhatNeitherThisProcessNorItsChildrenDid) {
   EXPECT_NE(DisturbedBy(0.4).find("40%"), std::string::npos);
 }
 
+TEST(OtherWorkTest, InterruptsAndTheKernelsThreadsAreNobodys) {
+  testing::TempDir proc;
+  const auto tell = [&](const std::string& cpu, const char* worker, const char* process) {
+    testing::WriteFile(proc / "stat", "cpu  " + cpu + "\ncpu0 " + cpu + "\n");
+    const std::string zeros = " 0 0 0 0 ", rest = " 0 0 20 0 1 0 77 0\n";
+    testing::WriteFile(proc / "7" / "stat",
+                       "7 (kworker/0:1 (x)) I 2 0 0 0 -1 2097216" + zeros + "0 " + worker + rest);
+    testing::WriteFile(proc / "8" / "stat",
+                       "8 (another) R 1 0 0 0 -1 4194304" + zeros + process + " 0" + rest);
+  };
+  for (const char* pid : {"7", "8"}) std::filesystem::create_directory(proc / pid);
+  // A core for 1,000 s more, in hundredths: 300 of interrupts, 400 of a kernel's thread.
+  tell("0 0 0 0 0 0 0 0", "0", "0");
+  const OtherWork quiet(proc.path());
+  tell("0 0 40000 30000 0 10000 20000 0", "40000", "0");
+  EXPECT_NEAR(quiet.Share(), 0, 0.05);
+  // Another process takes 200 of the next 1,000.
+  const OtherWork busy(proc.path());
+  tell("20000 0 80000 50000 0 20000 30000 0", "80000", "20000");
+  EXPECT_NEAR(busy.Share(), 0.2, 0.05);
+}
+
 }  // namespace
 }  // namespace prefixd::bench
