@@ -121,8 +121,8 @@ Result<std::vector<uint32_t>> ChainTokens(IoEngine& engine, const std::filesyste
   for (size_t i = 0; i < chain.size(); ++i) {
     const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
     if (i + 1 < chain.size()) PREFIXD_TRY(CheckContinues(chain[i], chain[i + 1]));
-    PREFIXD_ASSIGN(const auto file, SegmentFile::Open(engine, SegmentPath(dir, chain[i].file),
-                                                      chain[i], direct, {}, {}, keys));
+    PREFIXD_ASSIGN(const auto file, SegmentFile::OpenIds(engine, SegmentPath(dir, chain[i].file),
+                                                         chain[i], direct, {}, {}, keys));
     const auto ids = file->tokens().first(end - chain[i].tokens.begin);
     tokens.insert(tokens.end(), ids.begin(), ids.end());
   }

@@ -4,17 +4,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "storage/catalog/catalog.h"
 #include "storage/io/errors.h"
+#include "storage/io/together.h"
 #include "storage/segment/blob_format.h"
 #include "storage/segment/segment_format.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr size_t kFilesPerReport = 1024;  // of progress
 
 // Returns the key of a file that says one. What cannot be read says none.
 std::optional<KeyId> KeyOf(const fs::path& path, bool blob) {
@@ -66,13 +71,32 @@ Result<std::shared_ptr<const StoreSecret>> SecretOf(const KeyRing& keys, bool ma
 
 }  // namespace
 
-Result<std::map<KeyId, uint64_t>> KeysInUse(const fs::path& dir) {
+Result<std::map<KeyId, uint64_t>> KeysInUse(const fs::path& dir, KeyedFiles which,
+                                            const Progress& progress) {
   std::map<KeyId, uint64_t> uses;
   PREFIXD_ASSIGN(const auto entries, ListDirectory(dir / "segments"));
+  std::vector<std::pair<fs::path, bool>> files;  // path, whether it is a blob
   for (const fs::directory_entry& entry : entries) {
     const auto parsed = ParseSegmentsEntry(entry.path().filename().string());
     if (!parsed) continue;
-    if (const auto key = KeyOf(entry.path(), !parsed->blob.empty())) ++uses[*key];
+    const bool blob = !parsed->blob.empty();
+    if (blob || which == KeyedFiles::kAll) files.emplace_back(entry.path(), blob);
+  }
+  std::vector<std::optional<KeyId>> found(std::min(files.size(), kFilesPerReport));
+  for (size_t begin = 0; begin < files.size();) {
+    const size_t n = std::min(found.size(), files.size() - begin);
+    PREFIXD_TRY(Together(n, kReadsAtOnce, [&](size_t i) -> Status {
+      const auto& [path, blob] = files[begin + i];
+      found[i] = KeyOf(path, blob);
+      return {};
+    }));
+    for (size_t i = 0; i < n; ++i) {
+      if (found[i]) ++uses[*found[i]];
+    }
+    begin += n;
+    if (progress && !progress(begin, files.size(), "files")) {
+      return Error{Code::kCancelled, "the look for keys was stopped; nothing has changed"};
+    }
   }
   return uses;
 }
@@ -113,8 +137,14 @@ Result<std::shared_ptr<const StoreSecret>> OpenStoreKeys(const fs::path& dir, co
   return secret;
 }
 
-Status RefuseMissingKeys(const fs::path& dir, const KeyRing* keys) {
-  PREFIXD_ASSIGN(const auto uses, KeysInUse(dir));
+bool HasKeysOf(const KeyRing* keys, const StoreIdentity& identity) {
+  return std::ranges::all_of(
+      identity.keys, [&](const KeyId& id) { return keys != nullptr && keys->Find(id) != nullptr; });
+}
+
+Status RefuseMissingKeys(const fs::path& dir, const KeyRing* keys, KeyedFiles which,
+                         const Progress& progress) {
+  PREFIXD_ASSIGN(const auto uses, KeysInUse(dir, which, progress));
   for (const auto& [id, n] : uses) {
     if (keys == nullptr || keys->Find(id) == nullptr) return Refused(dir, Files(n), keys, id);
   }

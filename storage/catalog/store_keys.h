@@ -16,11 +16,17 @@
 #include "prefixd/result.h"
 #include "storage/catalog/store_dir.h"
 #include "storage/crypt/key_ring.h"
+#include "storage/io/progress.h"
 
 namespace prefixd::storage {
 
-// Returns how many files in segments/ are encrypted under which key, by looking at their headers.
-Result<std::map<KeyId, uint64_t>> KeysInUse(const std::filesystem::path& dir);
+enum class KeyedFiles : uint8_t { kAll, kBlobs };
+
+// Returns how many files in segments/ are encrypted under which key, by looking at their headers,
+// several at a time; `progress` counts files. kCancelled: it returned false.
+Result<std::map<KeyId, uint64_t>> KeysInUse(const std::filesystem::path& dir,
+                                            KeyedFiles which = KeyedFiles::kAll,
+                                            const Progress& progress = {});
 
 // Refuses a store that needs a key which `keys` (null: none) lack, with a sentence that says how
 // many files do: kFailedPrecondition, and nothing has changed. Then brings `identity` and STORE up
@@ -30,10 +36,13 @@ Result<std::shared_ptr<const StoreSecret>> OpenStoreKeys(const std::filesystem::
                                                          const KeyRing* keys,
                                                          StoreIdentity* identity);
 
-// For a catalog that is made anew, of a store whose STORE may be lost. The first looks at all files
-// and refuses those whose key is missing, as above; the second brings `identity` up to date, gives
-// the store a secret if it has none that can be unwrapped, and returns it.
-Status RefuseMissingKeys(const std::filesystem::path& dir, const KeyRing* keys);
+// For a catalog that is made anew, of a store whose STORE may be lost. HasKeysOf returns whether no
+// file can lack a key, if the store is the one that STORE speaks of; RefuseMissingKeys looks at the
+// files and refuses those whose key is missing, as above. RecoverStoreKeys brings `identity` up to
+// date, gives the store a secret if it has none that can be unwrapped, and returns it.
+bool HasKeysOf(const KeyRing* keys, const StoreIdentity& identity);
+Status RefuseMissingKeys(const std::filesystem::path& dir, const KeyRing* keys, KeyedFiles which,
+                         const Progress& progress);
 Result<std::shared_ptr<const StoreSecret>> RecoverStoreKeys(const KeyRing* keys,
                                                             StoreIdentity* identity);
 

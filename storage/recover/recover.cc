@@ -68,11 +68,7 @@ class Rebuilder {
     PREFIXD_ASSIGN(const DirLock lock, DirLock::Acquire(dir_));
     PREFIXD_TRY(CreateStoreDir(dir_));
     PREFIXD_TRY(ReadIdentity());
-    // Before anything else: files that cannot be read are not damaged.
-    PREFIXD_TRY(RefuseMissingKeys(dir_, keys_.get()));
-    PREFIXD_ASSIGN(scan_,
-                   ScanSegments(*engine_, dir_, options_.verify_data, keys_.get(), progress_));
-    PREFIXD_TRY(CheckIdentity());
+    PREFIXD_TRY(Scan());
     identity_ = stored_;
     identity_.store = *store_;
     PREFIXD_ASSIGN(secret_, RecoverStoreKeys(keys_.get(), &identity_));
@@ -89,6 +85,27 @@ class Rebuilder {
   Status Step(std::string_view what) const {
     if (!options_.before_step || options_.before_step(what)) return {};
     return Error{Code::kCancelled, "recovery was stopped before: " + std::string(what)};
+  }
+
+  // Finds what there is, and refuses what cannot be read: that is not damaged.
+  Status Scan() {
+    if (!HasKeysOf(keys_.get(), stored_)) PREFIXD_TRY(RefuseMissingKeys(KeyedFiles::kAll));
+    auto scan = ScanSegments(*engine_, dir_, options_.verify_data, keys_.get(), progress_);
+    if (!scan.ok()) {
+      // Where a key is missing, the sentence is to say how many files need it.
+      if (scan.error().code == Code::kFailedPrecondition) {
+        PREFIXD_TRY(RefuseMissingKeys(KeyedFiles::kAll));
+      }
+      return std::move(scan).error();
+    }
+    scan_ = *std::move(scan);
+    PREFIXD_TRY(CheckIdentity());
+    // The scan has met the keys of all segments. Those of blobs are in STORE, if that is whole.
+    return report_.identity_rebuilt ? RefuseMissingKeys(KeyedFiles::kBlobs) : Status();
+  }
+
+  Status RefuseMissingKeys(KeyedFiles which) const {
+    return storage::RefuseMissingKeys(dir_, keys_.get(), which, progress_);
   }
 
   Status ReadIdentity() {
@@ -188,7 +205,9 @@ class Rebuilder {
       const size_t n = std::min(kSegmentsPerCommit, scan_.found.size() - begin);
       hashes.assign(n, std::vector<BlockHash>{});
       PREFIXD_TRY(Together(n, kReadsAtOnce, [&](size_t i) -> Status {
-        hashes[i] = HashesOf(choice_.segments.at(scan_.found[begin + i].record.id));
+        const SegmentRecord& record = choice_.segments.at(scan_.found[begin + i].record.id);
+        hashes[i] = HashesOf(record);
+        if (!hashes[i].ok()) hashes[i] = HashesOf(record);  // a fault may be transient
         return {};
       }));
       CatalogChange change;
@@ -197,7 +216,9 @@ class Rebuilder {
         const FoundSegment& f = scan_.found[begin + i];
         const SegmentRecord& record = choice_.segments.at(f.record.id);
         std::string why = hashes[i].ok() ? f.damage : hashes[i].error().message;
-        if (!hashes[i].ok() && hashes[i].error().code != Code::kCorrupt) return hashes[i].error();
+        if (!hashes[i].ok() && hashes[i].error().code != Code::kCorrupt) {
+          return CannotRead(f.path, hashes[i].error());
+        }
         change.put.push_back(
             {record, hashes[i].ok() ? std::move(*hashes[i]) : std::vector<BlockHash>{}});
         if (!why.empty()) quarantines.emplace_back(record.id, std::move(why));

@@ -4,9 +4,9 @@
 // Segments that verify are committed to a new catalog beside the old one, and the two directories
 // change places at once; the old one is kept as catalog.lost-<n>. Interrupted at any point, the
 // store has either catalog, and recovering again completes it. Segment files that do not verify are
-// moved to damaged/, where nothing touches them. Facts that the files do not hold are lost: pins,
-// times to live, last uses, quarantines, and which names were removed while others continued their
-// tokens.
+// moved to damaged/, where nothing touches them; one that cannot be read ends the recovery. Facts
+// that the files do not hold are lost: pins, times to live, last uses, quarantines, and which names
+// were removed while others continued their tokens.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,12 @@ struct RecoverReport {
   std::vector<std::string> set_aside;    // moved to damaged/; one sentence each
 };
 
-// Recovers; `progress` counts pages. kNotFound: no store there. kFailedPrecondition: the store is
-// in use, a newer prefixd wrote parts of it, or files of it are encrypted under a key that is not
-// given; nothing has changed then. kCorrupt: the segments
-// belong to more than one store and STORE does not say which.
+// Recovers; `progress` counts pages, and files where keys are looked for. kNotFound: no store
+// there. kFailedPrecondition: the store is in use, a newer prefixd wrote parts of it, or files of
+// it are encrypted under a key that is not given. kIo, kResourceExhausted: a segment file cannot be
+// read, which does not mean that it is damaged. kCorrupt: the segments belong to more than one
+// store and STORE does not say which. What is stored has not changed then. Other errors are of the
+// disk while it is written; recovering again goes on from there.
 Result<RecoverReport> RecoverCatalog(const RecoverOptions& options, const Progress& progress);
 
 }  // namespace prefixd::storage

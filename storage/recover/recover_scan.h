@@ -37,8 +37,11 @@ struct SegmentScan {
 // rows, past the page cache where the file system allows it. Without it, too, what is read comes
 // from the disk: nothing of a file that was in the page cache is used. Changes nothing.
 // kFailedPrecondition: a newer prefixd wrote one of them, or `keys` (null: none) lack the key of
-// one. kCancelled: `progress` returned false.
+// one. kCancelled: `progress` returned false. Only what does not verify is damaged: when a file
+// cannot be read, not the second time either, CannotRead of its error is returned.
 Result<SegmentScan> ScanSegments(IoEngine& engine, const std::filesystem::path& dir,
                                  bool verify_data, const KeyRing* keys, const Progress& progress);
+// Returns an error that names the file and says what to do.
+Error CannotRead(const std::filesystem::path& file, const Error& error);
 
 }  // namespace prefixd::storage

@@ -108,8 +108,14 @@ class Recovery {
     }
     // Nothing of a directory's files may be in memory: many are looked up at a time.
     PREFIXD_TRY(Together(blobs.size(), kReadsAtOnce, [&](size_t i) -> Status {
-      std::error_code none;
-      blobs[i].bytes = fs::file_size(blobs[i].path, none);
+      std::error_code error;
+      const uint64_t bytes = fs::file_size(blobs[i].path, error);
+      if (!error) blobs[i].bytes = bytes;
+      // Whoever reads it meets the error; it is made again, or goes with its segment.
+      if (error) {
+        LogWarning("the size of " + blobs[i].path.string() + " cannot be read (" + error.message() +
+                   "): it counts nothing in its tenant's space");
+      }
       return {};
     }));
     for (const KnownBlob& blob : blobs) {

@@ -69,6 +69,39 @@ TEST_F(EncryptedOperationTest, ACatalogIsMadeAnewWithTheKeyAlone) {
   }
 }
 
+// Recovery does not scan blobs; one under a key that is not given refuses it nevertheless.
+TEST_F(EncryptedOperationTest, ABlobAloneIsEncrypted) {
+  store_.reset();
+  fs::remove_all(options_.dir);
+  const fs::path keys = std::exchange(options_.encryption_key_file, {});
+  Open();
+  const SegmentId id = Stored(tokens_);
+  options_.encryption_key_file = keys;
+  Open();
+  ASSERT_OK(store_->PutBlob(id, "note", "maker/1", std::as_bytes(std::span(tokens_))));
+  store_.reset();
+  fs::remove_all(options_.dir / "catalog");
+  for (const bool without_identity : {false, true}) {
+    if (without_identity) fs::remove(options_.dir / "STORE");
+    const auto refused = RecoverCatalog(Recover({}), nullptr);
+    EXPECT_CODE(refused, Code::kFailedPrecondition);
+    EXPECT_NE(refused.error().message.find("1 file of it is encrypted under key"),
+              std::string::npos)
+        << refused.error().message;
+    EXPECT_FALSE(fs::exists(options_.dir / "catalog.new"));
+  }
+  EXPECT_CODE(
+      RecoverCatalog(Recover(key_file_),
+                     [](uint64_t, uint64_t, std::string_view unit) { return unit != "files"; }),
+      Code::kCancelled);
+  EXPECT_FALSE(fs::exists(options_.dir / "catalog.new"));
+  const auto report = RecoverCatalog(Recover(key_file_), nullptr);
+  ASSERT_OK(report);
+  EXPECT_EQ(report->segments, 1u);
+  Open();
+  EXPECT_TRUE(store_->GetBlob(id, "note", "maker/1").ok());
+}
+
 TEST_F(EncryptedOperationTest, RecoveringSealsTheCatalogOfAStoreThatWasInClear) {
   store_.reset();
   fs::remove_all(options_.dir);

@@ -64,8 +64,14 @@ class RecoverTest : public OpenStoreTest {
     options.verify_data = verify_data;
     options.encryption_key_file = options_.encryption_key_file;
     uint64_t last_done = 0, last_total = 0;
+    units_.clear();
     const auto report =
-        RecoverCatalog(options, [&](uint64_t done, uint64_t total, std::string_view) {
+        RecoverCatalog(options, [&](uint64_t done, uint64_t total, std::string_view unit) {
+          if (units_.empty() || units_.back() != unit) {
+            EXPECT_EQ(last_done, last_total);
+            last_done = 0;
+            units_.emplace_back(unit);
+          }
           EXPECT_GE(done, last_done);
           last_done = done;
           last_total = total;
@@ -79,6 +85,7 @@ class RecoverTest : public OpenStoreTest {
   fs::path catalog() const { return options_.dir / "catalog"; }
 
   const size_t row_bytes_ = model_.geometry.row(0).bytes();
+  std::vector<std::string> units_;  // of the last recovery's progress, one after the other
   std::map<SegmentId, Tokens> prompts_;
   SegmentId a_, b_, c_, d_, e_, compacted_;
 };

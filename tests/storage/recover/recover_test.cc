@@ -19,6 +19,8 @@ TEST_F(RecoverTest, WithoutACatalog) {
   EXPECT_EQ(report.models, 1u);
   EXPECT_TRUE(report.quarantined.empty() && report.set_aside.empty());
   EXPECT_EQ(report.old_catalog, fs::path());
+  // Which keys blobs need is in STORE: their files are not looked at.
+  EXPECT_EQ(units_, std::vector<std::string>{"pages"});
   Open();
   ExpectAll();
   EXPECT_EQ(store_->stats().recovered_orphans, 0u);
@@ -50,6 +52,7 @@ TEST_F(RecoverTest, WithoutStoreFileOrWithOneWrittenAfterTheLoss) {
   fs::remove(identity);
   EXPECT_CODE(PrefixStore::Open(options_), Code::kCorrupt);
   EXPECT_TRUE(Recovered().identity_rebuilt);
+  EXPECT_EQ(units_, (std::vector<std::string>{"pages", "files"}));
   Open();
   ExpectAll();
   store_.reset();

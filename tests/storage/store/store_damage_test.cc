@@ -291,6 +291,31 @@ TEST_P(StoreDamageTest, ANewerStoreIsRefusedUnchanged) {
   EXPECT_EQ(store_->ListPrefixes().size(), 1u);
 }
 
+TEST_P(StoreDamageTest, ABlobWhoseSizeCannotBeReadCountsNothing) {
+  const auto id = Put(*store_, model_, Iota(64));
+  ASSERT_OK(id);
+  const uint64_t rows = store_->stats().bytes_on_disk;
+  const std::vector<std::byte> bytes(100);
+  ASSERT_OK(store_->PutBlob(*id, "note", "maker", bytes));
+  const uint64_t both = store_->stats().bytes_on_disk;
+  const auto lose = [&] {
+    store_.reset();
+    const auto path = BlobPath(options_.dir, *id, "note");
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink("nowhere", path);
+    Open();
+    EXPECT_EQ(store_->stats().bytes_on_disk, rows);
+  };
+  lose();
+  ASSERT_OK(store_->PutBlob(*id, "note", "maker", bytes));  // replaces it
+  EXPECT_TRUE(store_->GetBlob(*id, "note", "maker").ok());
+  EXPECT_EQ(store_->stats().bytes_on_disk, both);
+  lose();
+  ASSERT_OK(store_->Remove(*id));
+  EXPECT_EQ(store_->stats().bytes_on_disk, 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(options_.dir / "segments"));
+}
+
 TEST_P(StoreDamageTest, VerifyCountsAndCanBeStopped) {
   ASSERT_OK(Put(*store_, model_, Iota(3000)));
   ASSERT_OK(Put(*store_, model_, Iota(3000, 10000)));
