@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_other_versions_are_refused() -> None:
 def test_options_are_checked(given: dict[str, Any], what: str) -> None:
     with pytest.raises(prefixd.InvalidArgument, match=what):
         Options.read(given)
-    assert Options.read({"prefixd": "/d"}).directory == "/d"
+    assert Options.read({"prefixd": "/d"}).directory == Path("/d")
     assert Options.read({"prefixd": "unix:/s"}).directory is None
 
 
