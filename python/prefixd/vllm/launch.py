@@ -34,8 +34,9 @@ _IN_USE = "is in use by process"
 _WITH_ITS_STARTER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+os.sched_setaffinity(0, [int(cpu) for cpu in sys.argv[2].split(",")])
 if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+    os.execv(sys.argv[3], sys.argv[3:])
 """
 # Of a service manager that watches the engine, and to which the daemon has nothing to say.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -132,7 +133,7 @@ def launch(
     try:
         with site.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _WITH_ITS_STARTER, str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", "-c", _WITH_ITS_STARTER, str(os.getpid()), _processors(), *command],
                 pass_fds=[write],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -161,6 +162,15 @@ def launch(
     how = said(process.wait())
     text = f"the daemon in {site.directory} did not start: it {how}; {site.ending(before)}"
     raise (StoreInUse if any(_IN_USE in line for line in site.last_lines(before)) else FailedPrecondition)(text)
+
+
+def _processors() -> str:
+    """Where a daemon may run: where this process's parent may. A worker of vLLM binds itself to a core, on which its
+    own thread spins."""
+    try:
+        return ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
+    except OSError:
+        return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

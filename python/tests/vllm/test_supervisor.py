@@ -239,6 +239,17 @@ def test_a_daemon_that_is_there_is_used(tmp_path: Path) -> None:
     close(first)
 
 
+def test_a_daemon_is_not_bound_to_the_core_of_a_worker(tmp_path: Path) -> None:
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        daemon = in_directory(tmp_path / "kv")
+    finally:
+        os.sched_setaffinity(0, own)
+    assert os.sched_getaffinity(running(daemon).pid) == os.sched_getaffinity(os.getppid())
+    close(daemon)
+
+
 def test_processes_that_start_together_start_one(tmp_path: Path) -> None:
     started: list[Daemon] = []
     threads = [threading.Thread(target=lambda: started.append(in_directory(tmp_path / "kv"))) for _ in range(4)]
