@@ -101,6 +101,7 @@ int Serve(const CommandLine& line, Config config) {
   ::mallopt(M_ARENA_MAX, 4);
 
   Tell("STATUS=Opening the store " + config.store.dir.string());
+  spdlog::info("opening the store {}", config.store.dir.string());
   auto store = LocalStore::Open(config.store);
   if (!store.ok()) return Fail(store.error());
   // The server is made before the sockets, because it catches signals from then on: a process that

@@ -31,6 +31,9 @@ def main() -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from vllm import LLM, SamplingParams
 
+    store: dict[str, object] = {"prefixd": arguments.prefixd}
+    if not arguments.prefixd.startswith(("unix:", "tcp:", "tls:")):
+        store["daemon"] = ["--min-free-mib", "256"]
     llm = LLM(
         model=arguments.model,
         dtype="float32",
@@ -41,7 +44,7 @@ def main() -> None:
             "kv_connector_module_path": "prefixd.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"prefixd": arguments.prefixd, "daemon": ["--min-free-mib", "256"]},
+            "kv_connector_extra_config": store,
         },
     )
     tokenizer = llm.get_tokenizer()

@@ -145,13 +145,15 @@ class Adopter {
 
 }  // namespace
 
-Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core) {
+Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core, OpeningLog& log) {
   std::set<Uuid> left_alone;
   std::set<Uuid> known;
   for (const SegmentRecord& record : core.tree.Records()) known.insert(record.file);
   std::vector<Candidate> candidates;
   PREFIXD_ASSIGN(const auto entries, ListDirectory(core.options.dir / "segments"));
+  uint64_t looked_at = 0;
   for (const fs::directory_entry& entry : entries) {
+    log.Note(looked_at++, entries.size(), "files compared with the catalog");
     const auto parsed = ParseSegmentsEntry(entry.path().filename().string());
     if (!parsed || !parsed->blob.empty() || known.contains(parsed->id)) continue;
     const auto leave = [&](const std::string& why) {
@@ -179,7 +181,9 @@ Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core) {
     return a.ends.footer.sequence > b.ends.footer.sequence;
   });
   Adopter adopter(core);
+  uint64_t tried = 0;
   for (const Candidate& c : candidates) {
+    log.Note(tried++, candidates.size(), "lost commits read");
     const auto fate = adopter.Adopt(c);
     if (!fate.ok() && fate.error().code != Code::kCorrupt) return fate.error();
     if (!fate.ok()) {

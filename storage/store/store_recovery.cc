@@ -1,6 +1,7 @@
 #include "storage/store/store_recovery.h"
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -26,7 +27,7 @@ class Recovery {
     if (Status loaded = LoadSegments(); !loaded.ok()) {
       return WithHowToRecover(loaded.error(), core_.options.dir);
     }
-    PREFIXD_ASSIGN(left_alone_, AdoptLostCommits(core_));
+    PREFIXD_ASSIGN(left_alone_, AdoptLostCommits(core_, log_));
     PREFIXD_TRY(SweepSegmentFiles());
     CrashPoint("recover.swept");
     CheckRecords();
@@ -54,7 +55,9 @@ class Recovery {
       return a.record.tokens.begin < b.record.tokens.begin;
     });
     const int64_t now = NowUnixMs();
+    uint64_t loaded = 0;
     for (CatalogSegment& segment : segments) {
+      log_.Note(loaded++, segments.size(), "records loaded");
       if (segment.verified_unix_ms > now + kClockSlackMs) segment.verified_unix_ms = kUnknownTimeMs;
       core_.tree.Insert({segment, core_.models->ScopeOf(segment.record),
                          core_.segments->CheckRelations(segment.record).ok()});
@@ -100,6 +103,7 @@ class Recovery {
           !unfinished && (parsed->blob.empty() ? records_damaged || known_files.contains(parsed->id)
                                                : tenants.contains({parsed->id}));
       if (!known) {
+        log_.Note(removed, entries.size(), "files freed");
         PREFIXD_TRY(RemoveFile(entry.path()));
         ++removed;
       } else if (!parsed->blob.empty()) {
@@ -107,7 +111,9 @@ class Recovery {
       }
     }
     // Nothing of a directory's files may be in memory: many are looked up at a time.
+    std::atomic<uint64_t> measured = 0;
     PREFIXD_TRY(Together(blobs.size(), kReadsAtOnce, [&](size_t i) -> Status {
+<<<<<<< HEAD
       std::error_code error;
       const uint64_t bytes = fs::file_size(blobs[i].path, error);
       if (!error) blobs[i].bytes = bytes;
@@ -116,6 +122,11 @@ class Recovery {
         LogWarning("the size of " + blobs[i].path.string() + " cannot be read (" + error.message() +
                    "): it counts nothing in its tenant's space");
       }
+=======
+      log_.Note(measured++, blobs.size(), "blobs measured");
+      std::error_code none;
+      blobs[i].bytes = fs::file_size(blobs[i].path, none);
+>>>>>>> vllm
       return {};
     }));
     for (const KnownBlob& blob : blobs) {
@@ -131,9 +142,10 @@ class Recovery {
   // Own tokens that sessions of an earlier process moved are nobody's any more.
   void RemoveLive() {
     uint64_t removed = 0;
-    for (const SegmentRecord& record : core_.tree.Records()) {
+    const std::vector<SegmentRecord> records = core_.tree.Records();
+    for (const SegmentRecord& record : records) {
       if (!record.live) continue;
-      ++removed;
+      log_.Note(removed++, records.size(), "segments of own tokens removed");
       if (!record.listed) continue;  // goes with the one that continues it
       if (const Status gone = core_.names->Remove(record.id); !gone.ok()) {
         LogWarning("own tokens of a session that is gone: " + gone.error().message);
@@ -160,6 +172,7 @@ class Recovery {
   }
 
   StoreCore& core_;
+  OpeningLog log_;
   std::set<Uuid> left_alone_;  // files that are neither known nor may be freed
   std::set<Uuid> present_;     // files of rows
 };

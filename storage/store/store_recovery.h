@@ -6,6 +6,7 @@
 #include <set>
 
 #include "storage/core/store_core.h"
+#include "storage/store/opening_log.h"
 
 namespace prefixd::storage {
 
@@ -16,6 +17,6 @@ Status CheckEnds(StoreCore& core, const std::function<bool()>& go_on);
 
 // A step of it (store_adopt.cc): commits again what the catalog lost. Returns the files that are
 // neither known nor may be freed.
-Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core);
+Result<std::set<Uuid>> AdoptLostCommits(StoreCore& core, OpeningLog& log);
 
 }  // namespace prefixd::storage

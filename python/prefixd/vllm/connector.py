@@ -48,6 +48,11 @@ class PrefixdConnector(KVConnectorBase_V1):
         transfer = vllm_config.kv_transfer_config
         check_role(transfer.kv_role)
         options = Options.read(transfer.kv_connector_extra_config)
+        if options.attach and transfer.kv_load_failure_policy == "recompute":
+            raise InvalidArgument(
+                'with "attach", kv_load_failure_policy is "fail": a request without blocks cannot be computed again '
+                "in place. One whose prefix is lost fails alone, and is computed when it comes again"
+            )
         spec = describe(vllm_config, options.weights)
         block_tokens = int(vllm_config.cache_config.block_size)
         self._daemon = Daemon(options)
@@ -57,11 +62,6 @@ class PrefixdConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         self._attaching: Attaching | None = None
         self._attending: Attending | None = None
-        if options.attach and transfer.kv_load_failure_policy == "recompute":
-            raise InvalidArgument(
-                'with "attach", kv_load_failure_policy is "fail": a request without blocks cannot be computed again '
-                "in place. One whose prefix is lost fails alone, and is computed when it comes again"
-            )
         if role == KVConnectorRole.SCHEDULER:
             if options.attach:
                 self._attaching = Attaching(options.policy or {}, options.attach_tokens, block_tokens)

@@ -1,33 +1,23 @@
 """Finds the daemon that an engine uses. vLLM is several processes and a store has one owner, so a
-directory is opened by a daemon, which the first process of the engine starts and ends with itself."""
+directory is opened by a daemon, which the first process of the engine starts, starts again when it dies, and ends
+with itself."""
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import os
-import shutil
-import signal
-import subprocess
-import time
-from pathlib import Path
-
 from vllm.logger import init_logger
 
-import prefixd
-from prefixd.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
+from prefixd.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from prefixd.model import ModelSpec
 from prefixd.store import Store, connect
+from prefixd.vllm.launch import Site
 from prefixd.vllm.options import Options
 from prefixd.vllm.reach import Line, Reach
+from prefixd.vllm.supervisor import Supervisor
 
 logger = init_logger("vllm.prefixd")
 
-_PR_SET_PDEATHSIG = 1
 # How long the daemon may take to answer a new connection, at most.
 _CONNECTING_SECONDS = 5.0
-# How long a daemon may take to stop.
-_STOPPING_SECONDS = 20.0
 
 
 class Daemon:
@@ -36,17 +26,16 @@ class Daemon:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._supervisor: Supervisor | None = None
         self._lines: list[Line] = []
         self.reach = Reach(self._probe, options.call_seconds)
         self.address = options.prefixd
         if options.directory is not None:
-            directory = Path(options.directory).resolve()
-            directory.mkdir(parents=True, exist_ok=True)
-            self.address = f"unix:{directory / 'prefixd.sock'}"
-            with (directory / "vllm.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                self._ensure(directory)
+            options.directory.mkdir(parents=True, exist_ok=True)
+            site = Site(options.directory.resolve(), options.daemon)
+            self.address = f"unix:{site.socket}"
+            self._supervisor = Supervisor(site, options.start_seconds, self._answers, self.reach.lose)
+            self._supervisor.start()
 
     def line(self, *, rows: bool) -> Line:
         """Returns a connection of its own; `rows`: keys and values go over it."""
@@ -73,17 +62,6 @@ class Daemon:
     def _probe(self) -> None:
         self._connect(shared_memory=False).close()
 
-    def _ensure(self, directory: Path) -> None:
-        """Finds a daemon or starts one; that of an engine that has just ended may still hold the store."""
-        end = time.monotonic() + _STOPPING_SECONDS
-        while not self._answers():
-            try:
-                return self._start(directory)
-            except FailedPrecondition:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.5)
-
     def _connect(self, seconds: float = _CONNECTING_SECONDS, *, shared_memory: bool) -> Store:
         return connect(
             self.address,
@@ -104,46 +82,9 @@ class Daemon:
             return False
         return True
 
-    def _start(self, directory: Path) -> None:
-        libc = ctypes.CDLL(None)
-        read, write = os.pipe()
-
-        def with_this_process() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-        command = [program(), "--dir", str(directory), "--socket", self.address.removeprefix("unix:")]
-        command += ["--ready-fd", str(write), *self._options.daemon]
-        with (directory / "prefixd.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[write],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C at the terminal is the engine's, which then ends the daemon
-                preexec_fn=with_this_process,
-            )
-        os.close(write)
-        with os.fdopen(read) as ready:
-            if not ready.read().startswith("prefixd ready"):
-                self._process.wait()
-                raise FailedPrecondition(f"the daemon for {directory} did not start; {directory}/prefixd.log says why")
-
     def close(self) -> None:
         self.reach.close()
         for line in self._lines:
             line.close()
-        if self._process is not None:
-            self._process.terminate()  # and not waited for: vLLM kills processes that are slow to end
-            self._process = None
-
-
-def program() -> str:
-    """Returns the daemon's path: the wheel's, a build's beside these sources, or that on the PATH."""
-    package = Path(prefixd.__file__).resolve().parent
-    for path in (package / "bin/prefixd", package.parents[1] / "build/release/bin/prefixd"):
-        if path.exists():
-            return str(path)
-    if found := shutil.which("prefixd"):
-        return found
-    raise FailedPrecondition("there is no prefixd to start: install the wheel or Debian's package, or name an address")
+        if self._supervisor is not None:
+            self._supervisor.close()

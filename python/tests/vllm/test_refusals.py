@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_other_versions_are_refused() -> None:
 def test_options_are_checked(given: dict[str, Any], what: str) -> None:
     with pytest.raises(prefixd.InvalidArgument, match=what):
         Options.read(given)
-    assert Options.read({"prefixd": "/d"}).directory == "/d"
+    assert Options.read({"prefixd": "/d"}).directory == Path("/d")
     assert Options.read({"prefixd": "unix:/s"}).directory is None
 
 
@@ -127,7 +128,12 @@ def test_the_order_of_every_kernel_is_learnt(dtype: torch.dtype, isa: str, token
     if isa == "amx" and dim % 32:
         pytest.skip("tiles are for multiples of 32")
     cache = torch.zeros(4, heads, tokens, 2 * dim, dtype=dtype)
-    rows = layout.learn(cache, isa)
+    try:
+        rows = layout.learn(cache, isa)
+    except RuntimeError as error:
+        if isa == "amx" and "Unsupported CPU attention configuration" in str(error):
+            pytest.skip("vLLM's build for this processor has no such kernel")
+        raise
     k, v = (torch.randn(tokens + 9, heads, dim).to(dtype) for _ in range(2))
     table = np.array([3, 1])
     rows.scatter(cache, table, 0, tokens + 9, k, v)
