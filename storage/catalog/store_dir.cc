@@ -93,8 +93,15 @@ Result<StoreIdentity> ReadIdentityFile(const fs::path& dir) {
   if (!in || uuid_key != "uuid" || !FromHex(uuid, identity.store)) {
     return Error{Code::kCorrupt, path.string() + " holds no store uuid"};
   }
-  if (identity.format_version == kEncryptedFormatVersion && !ReadKeys(in, identity)) {
+  const bool encrypted = identity.format_version == kEncryptedFormatVersion;
+  if (encrypted && !ReadKeys(in, identity)) {
     return Error{Code::kCorrupt, path.string() + " does not say how the store is encrypted"};
+  }
+  // With one byte of its number changed, the file of an encrypted store would be that of one in
+  // clear: written anew, it would lose the secret.
+  if (!encrypted && in >> word) {
+    return Error{Code::kCorrupt, path.string() + " says more than a store of format " +
+                                     std::to_string(identity.format_version) + " has to say"};
   }
   return identity;
 }

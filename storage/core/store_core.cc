@@ -79,6 +79,13 @@ Status StoreCore::OpenParts(const EngineWrapper& wrap_engine, const CatalogWrapp
   auto opened = OpenStoreKeys(options.dir, keys.get(), &identity);
   if (!opened.ok()) return WithHowToRecover(opened.error(), options.dir);
   secret = *std::move(opened);
+  if (keys && !secret) {
+    // A store that was made with a key has been tampered with.
+    LogWarning("the catalog in " + options.dir.string() +
+               " lies in clear, with labels and first ids of prompts: the store was made without a "
+               "key; `prefixctl recover --dir " +
+               options.dir.string() + " --key-file FILE` makes a sealed one");
+  }
   // The ballast is handled before anything is written: a store on a full disk must open, to be made
   // smaller.
   ballast = std::make_unique<Ballast>(options.dir / "ballast", options.ballast_bytes);

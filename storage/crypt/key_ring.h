@@ -20,8 +20,9 @@ namespace prefixd::storage {
 class KeyRing {
  public:
   // kFailedPrecondition: others than its owner may read or change the file, or its owner is neither
-  // this user nor root (for root: anybody). kNotFound: it cannot be opened. kInvalidArgument names
-  // the line that is no key.
+  // this user nor root (for root: anybody). Of root's files in $CREDENTIALS_DIRECTORY the group may
+  // read, which is how systemd hands them over. kNotFound: it cannot be opened. kInvalidArgument
+  // names the line that is no key.
   static Result<std::shared_ptr<KeyRing>> Read(const std::filesystem::path& file);
 
   const MasterKey& newest() const { return keys_.front(); }

@@ -26,6 +26,11 @@ class Blake2b {
   explicit Blake2b(size_t bytes, std::span<const uint8_t> key = {}) : bytes_(bytes) {
     crypto_generichash_init(&state_, key.empty() ? nullptr : key.data(), key.size(), bytes);
   }
+  // A keyed state holds its key.
+  ~Blake2b() { sodium_memzero(&state_, sizeof(state_)); }
+  Blake2b(const Blake2b&) = delete;
+  Blake2b& operator=(const Blake2b&) = delete;
+
   void Update(const void* data, size_t n) {
     crypto_generichash_update(&state_, static_cast<const unsigned char*>(data), n);
   }

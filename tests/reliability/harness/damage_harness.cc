@@ -268,8 +268,9 @@ class Damager {
                                             layout.table_page, layout.footer_page};
     const uint64_t page = pages[ordinal / kPageBytes], in_page = ordinal % kPageBytes;
     Damage damage = Flip(i, page * kPageBytes + in_page);
-    // The bytes behind the last checksum of the table have no meaning.
-    damage.covered = page != layout.table_page || in_page < layout.table_page * sizeof(uint64_t);
+    // The bytes behind the last checksum, or tag, of the table have no meaning.
+    damage.covered =
+        page != layout.table_page || in_page < layout.table_page * layout.shape.check_bytes;
     return damage;
   }
 

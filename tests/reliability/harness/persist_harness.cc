@@ -23,6 +23,7 @@
 #include "storage/io/crash_point.h"
 #include "tests/reliability/harness/harness.h"
 #include "tests/reliability/harness/report.h"
+#include "tests/reliability/workload/workload.h"
 #include "tests/support/synthetic_kv.h"
 
 namespace prefixd::storage::reliability {
@@ -72,6 +73,7 @@ class Persister {
             Journal& report)
       : all_(all), progress_(progress), report_(report) {
     options_.dir = dir;
+    options_.encryption_key_file = WorkloadOptions(dir).encryption_key_file;
     options_.host_tier_bytes = 1 << 20;
     options_.min_free_bytes = 0;
     options_.threads = 1;

@@ -207,6 +207,26 @@ TEST(KeyFiles, WhatCannotBeUsedIsRefused) {
   EXPECT_NE(KeyRing::Read(file).error().message.find("key:2: "), std::string::npos);
 }
 
+// systemd hands a credential over by an access list, whose mask stands where the group's bits do.
+TEST(KeyFiles, MayBeCredentialsOfTheService) {
+  if (::geteuid() != 0) GTEST_SKIP() << "they are root's";
+  const TempDir dir;
+  const fs::path file = dir / "key";
+  ASSERT_OK(MakeKeyFile(file));
+  ::chmod(file.c_str(), 0440);
+  EXPECT_CODE(KeyRing::Read(file), Code::kFailedPrecondition);
+  ::setenv("CREDENTIALS_DIRECTORY", dir.path().c_str(), 1);
+  EXPECT_OK(KeyRing::Read(file));
+  ::chmod(file.c_str(), 0444);
+  EXPECT_CODE(KeyRing::Read(file), Code::kFailedPrecondition);
+  ::chmod(file.c_str(), 0460);
+  EXPECT_CODE(KeyRing::Read(file), Code::kFailedPrecondition);
+  ::chmod(file.c_str(), 0440);
+  ::setenv("CREDENTIALS_DIRECTORY", (dir / "other").c_str(), 1);
+  EXPECT_CODE(KeyRing::Read(file), Code::kFailedPrecondition);
+  ::unsetenv("CREDENTIALS_DIRECTORY");
+}
+
 TEST(SealedBlobs, EveryByteCounts) {
   const TempDir dir;
   ASSERT_OK(MakeKeyFile(dir / "key"));

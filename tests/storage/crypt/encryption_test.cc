@@ -267,6 +267,36 @@ TEST_P(EncryptionTest, WithoutItsKeyAStoreIsRefusedAndLeftUnchanged) {
   EXPECT_EQ(GetBlob(id), kPayload);
 }
 
+// Bytes of STORE that flip lead to a refusal, or are mended: never to a store in clear, whose STORE
+// would be written without the secret.
+TEST_P(EncryptionTest, DamageToTheIdentityLosesNoSecret) {
+  const SegmentId id = Stored(tokens_);
+  store_.reset();
+  const fs::path file = options_.dir / "STORE";
+  const std::string sound = ReadFile(file);
+  const auto before = ReadIdentityFile(options_.dir);
+  ASSERT_OK(before);
+  for (size_t at = 0; at < sound.size(); ++at) {
+    for (const char mask : {1, 2}) {
+      std::string changed = sound;
+      changed[at] ^= mask;
+      WriteFile(file, changed);
+      if (auto store = PrefixStore::Open(options_); store.ok()) {
+        EXPECT_TRUE((*store)->GetPrefix(id).ok()) << "byte " << at;
+        store->reset();
+        const auto identity = ReadIdentityFile(options_.dir);
+        ASSERT_OK(identity);
+        EXPECT_EQ(identity->secret, before->secret) << "byte " << at;
+      } else {
+        EXPECT_EQ(ReadFile(file), changed) << "byte " << at;
+      }
+    }
+  }
+  WriteFile(file, sound);
+  Open();
+  ExpectWhole(id, tokens_);
+}
+
 TEST_P(EncryptionTest, AStoreThatWasInClearIsEncryptedBitByBit) {
   const StoreOptions encrypted = options_;
   store_.reset();
@@ -280,7 +310,9 @@ TEST_P(EncryptionTest, AStoreThatWasInClearIsEncryptedBitByBit) {
   const std::string in_clear = ReadFile(FileOf(old));
 
   options_ = encrypted;
+  ::testing::internal::CaptureStderr();
   Open();
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("lies in clear"), std::string::npos);
   const Tokens longer = Join(tokens_, Iota(90, 900000));
   const SegmentId fresh = Stored(longer);
   ExpectWhole(fresh, longer);
