@@ -2,8 +2,8 @@
 // daemon moves the others to its store, beside one that keeps all in memory: one layer, a real
 // daemon. At each mark the own tokens of both are as many; then both step, in turns, and the
 // bounded one moves as it goes. The floor beside it are steps of the same session that move
-// nothing, because every few tokens are truncated again. Reported are the times of steps, and the
-// memory that own tokens take.
+// nothing, because every few tokens are truncated again. Reported are the times of steps, those
+// beside a move apart, and the memory that own tokens take.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -52,9 +52,10 @@ class Bench {
         "prefix of %u tokens, k = %u or budget %.3g; %u own tokens in memory at most, or all; a "
         "layer of 32 "
         "query and 8 KV heads of 64, bf16; %u steps at each mark, one every %u us at most\n"
-        "%8s | %8s %8s | %8s %8s %8s %6s | %5s %10s | %8s %8s | %10s\n",
+        "%8s | %8s %8s | %8s %8s %8s %6s | %5s %6s %8s %8s | %10s | %8s %8s | %10s\n",
         o_.tokens, o_.k, o_.budget, o_.memory, o_.steps, o_.pace_us, "own", "rest: p50", "p99",
-        "p50 us", "p99", "max", "p99/50", "moves", "MiB", "all: p50", "p99", "all: MiB");
+        "p50 us", "p99", "max", "p99/50", "moves", "beside", "p50", "p99", "MiB", "all: p50", "p99",
+        "all: MiB");
     for (const uint32_t own : o_.own) PREFIXD_TRY(Mark(own));
     if (o_.json_file.empty()) return {};
     return WriteJson(o_.json_file, {{"tokens", o_.tokens},
@@ -175,11 +176,14 @@ class Bench {
     PREFIXD_TRY(Grow(std::max(own, own_)));
     PREFIXD_ASSIGN(const Percentiles rest, AtRest());
     const uint64_t moves = Moves();
-    std::vector<double> bounded_us, whole_us;
+    std::vector<double> bounded_us, beside_us, whole_us;
     double memory = 0;
     auto next = Clock::now();
     for (uint32_t i = 0; i < o_.steps; ++i, ++own_) {
       PREFIXD_TRY(Step(*bounded_, own_, bounded_us));
+      PREFIXD_ASSIGN(const SessionReport report, bounded_->report());
+      // The mover is at work as long as there are more than there may be.
+      if (report.own_tokens > report.own_moved + o_.memory) beside_us.push_back(bounded_us.back());
       // Few of the other suffice, and it takes longer.
       if (i % 16 == 0) {
         PREFIXD_TRY(Step(*whole_, own_, whole_us));
@@ -195,16 +199,20 @@ class Bench {
     const KvGeometry& g = model_.geometry;
     const double all = double(own_) * double(g.n_kv_heads * g.row(0).bytes()) / (1 << 20);
     memory = std::max(0.0, OwnMiB() - all);
-    const Percentiles bounded = PercentilesOf(bounded_us), whole = PercentilesOf(whole_us);
+    const Percentiles bounded = PercentilesOf(bounded_us), beside = PercentilesOf(beside_us),
+                      whole = PercentilesOf(whole_us);
     std::printf(
-        "%8u | %8.1f %8.1f | %8.1f %8.1f %8.1f %6.2f | %5llu %10.2f | %8.1f %8.1f | %10.2f\n", own,
-        rest.p50_us, rest.p99_us, bounded.p50_us, bounded.p99_us, bounded.max_us,
-        bounded.p99_us / bounded.p50_us, static_cast<unsigned long long>(moved), memory,
+        "%8u | %8.1f %8.1f | %8.1f %8.1f %8.1f %6.2f | %5llu %6llu %8.1f %8.1f | %10.2f | %8.1f "
+        "%8.1f | %10.2f\n",
+        own, rest.p50_us, rest.p99_us, bounded.p50_us, bounded.p99_us, bounded.max_us,
+        bounded.p99_us / bounded.p50_us, static_cast<unsigned long long>(moved),
+        static_cast<unsigned long long>(beside.calls), beside.p50_us, beside.p99_us, memory,
         whole.p50_us, whole.p99_us, all);
     std::fflush(stdout);
     rows_.push_back({{"own", own},
                      {"at_rest", rest},
                      {"bounded", bounded},
+                     {"beside_moves", beside},
                      {"moves", moved},
                      {"bounded_mib", memory},
                      {"whole", whole},

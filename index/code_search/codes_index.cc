@@ -61,7 +61,8 @@ class CodesIndex final : public KeyIndex {
 
 class JoinedCodes final : public KeyIndex {
  public:
-  explicit JoinedCodes(std::vector<std::unique_ptr<KeyIndex>> indexes, std::vector<CodePart> parts)
+  explicit JoinedCodes(std::vector<std::shared_ptr<const KeyIndex>> indexes,
+                       std::vector<CodePart> parts)
       : indexes_(std::move(indexes)), parts_(std::move(parts)) {}
 
   IndexKind kind() const override { return IndexKind::kCodes; }
@@ -79,9 +80,8 @@ class JoinedCodes final : public KeyIndex {
     for (const auto& index : indexes_) most = std::max(most, index->effort());
     return most;
   }
-  Status SetEffort(float effort) override {
-    for (const auto& index : indexes_) PREFIXD_TRY(index->SetEffort(effort));
-    return {};
+  Status SetEffort(float) override {
+    return InvalidArgument("joined indexes are tuned one by one");
   }
   Result<Selection> Search(const SearchRequest& request) const override {
     return std::move(SearchMany({&request, 1}).front());
@@ -95,7 +95,7 @@ class JoinedCodes final : public KeyIndex {
   }
 
  private:
-  std::vector<std::unique_ptr<KeyIndex>> indexes_;  // what parts_ borrow from
+  std::vector<std::shared_ptr<const KeyIndex>> indexes_;  // what parts_ borrow from
   std::vector<CodePart> parts_;
 };
 
@@ -125,7 +125,7 @@ Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRan
 }
 
 Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts) {
-  std::vector<std::unique_ptr<KeyIndex>> indexes;
+  std::vector<std::shared_ptr<const KeyIndex>> indexes;
   std::vector<CodePart> joined;
   for (IndexPart& part : parts) {
     const auto* codes = dynamic_cast<const CodesIndex*>(part.index.get());

@@ -134,14 +134,15 @@ inline constexpr uint32_t kMinCodeKeys = 1024;
 Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered);
 inline constexpr uint32_t kShortListFactor = 3;
 
-// An index of codes and which of its tokens belong to the prefix that is searched.
+// An index of codes, tuned, and which of its tokens belong to the prefix that is searched.
 struct IndexPart {
-  std::unique_ptr<KeyIndex> index;
+  std::shared_ptr<const KeyIndex> index;
   TokenRange used;
 };
 // One search over the codes of several segments, with one short list and one Top-K. What no part
-// uses is searched exactly. Not serialised: its parts are. kInvalidArgument: no parts, not codes,
-// not ascending, or used beyond what is covered.
+// uses is searched exactly. Neither serialised nor tuned: its parts are, and other prefixes may
+// have some of them too. kInvalidArgument: no parts, not codes, not ascending, or used beyond what
+// is covered.
 Result<std::unique_ptr<KeyIndex>> JoinCodesIndexes(std::vector<IndexPart> parts);
 
 }  // namespace prefixd::index

@@ -10,12 +10,14 @@ namespace prefixd {
 namespace {
 
 using index::IndexKind;
-using Loaded = std::unique_ptr<index::KeyIndex>;
+using Loaded = std::shared_ptr<const index::KeyIndex>;
 
 // Loads the index of one part with its tuned parameters; null where it cannot be used.
 Result<Loaded> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
   const DerivedContext& context = source.context;
   const SegmentPart& part = source.parts[p];
+  const auto held = std::ranges::find(source.loaded, part.id, &SegmentIndex::id);
+  if (held != source.loaded.end()) return held->index;
   const std::string name = IndexBlobName(kind, source.layer, source.kv_head);
   const auto unsound = [&](const std::string& why) {
     storage::LogWarning(
@@ -46,7 +48,7 @@ Result<Loaded> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
     const Status set = (*loaded)->SetEffort(static_cast<float>(measured->effort));
     if (!set.ok()) return unsound(set.error().message);
   }
-  return loaded;
+  return source.keep(*std::move(loaded));
 }
 
 }  // namespace
@@ -110,7 +112,8 @@ bool HasCodes(const DerivedContext& context, std::span<const SegmentPart> parts,
   return covered > 0 && covered >= mid.size() / 2;
 }
 
-Result<Loaded> LoadCodes(const IndexSource& source) {
+Result<PrefixIndex> LoadCodes(const IndexSource& source) {
+  PrefixIndex out;
   std::vector<index::IndexPart> indexes;
   for (size_t p = 0; p < source.parts.size(); ++p) {
     PREFIXD_ASSIGN(auto loaded, LoadPart(source, p, IndexKind::kCodes));
@@ -118,20 +121,25 @@ Result<Loaded> LoadCodes(const IndexSource& source) {
     const TokenRange covered = loaded->covered();
     const TokenRange used{std::max(covered.begin, source.mid.begin),
                           std::min({covered.end, source.parts[p].used.end, source.mid.end})};
-    if (used.begin < used.end) indexes.push_back({std::move(loaded), used});
+    if (used.begin >= used.end) continue;
+    indexes.push_back({loaded, used});
+    out.parts.push_back({source.parts[p].id, std::move(loaded)});
   }
-  if (indexes.empty()) return Loaded();
+  if (indexes.empty()) return out;
   auto joined = index::JoinCodesIndexes(std::move(indexes));
   if (!joined.ok()) {
     storage::LogWarning("codes of layer " + std::to_string(source.layer) + ", KV head " +
                         std::to_string(source.kv_head) + ": " + joined.error().message);
-    return Loaded();
+    return PrefixIndex();
   }
-  return joined;
+  out.index = *std::move(joined);
+  return out;
 }
 
-Result<Loaded> LoadOne(const IndexSource& source, size_t part, IndexKind kind) {
-  return LoadPart(source, part, kind);
+Result<PrefixIndex> LoadOne(const IndexSource& source, size_t part, IndexKind kind) {
+  PREFIXD_ASSIGN(auto loaded, LoadPart(source, part, kind));
+  if (!loaded) return PrefixIndex();
+  return PrefixIndex{loaded, {{source.parts[part].id, loaded}}};
 }
 
 }  // namespace prefixd

@@ -39,6 +39,12 @@ TokenRange IndexedTokens(TokenRange stored, Anchors anchors);
 // Whether codes cover at least half of `mid`.
 bool HasCodes(const DerivedContext& context, std::span<const SegmentPart> parts, TokenRange mid);
 
+// An index of one segment, tuned; prefixes that have the segment may share it.
+struct SegmentIndex {
+  storage::SegmentId id;
+  std::shared_ptr<const index::KeyIndex> index;
+};
+
 // Bundles what loading an index needs of a prefix.
 struct IndexSource {
   const DerivedContext& context;
@@ -49,16 +55,25 @@ struct IndexSource {
   TokenRange mid;
   uint32_t layer = 0, kv_head = 0;
   storage::ReadStats* reads = nullptr;
+  // Those of this head and kind that another prefix has, and which need not be loaded.
+  std::span<const SegmentIndex> loaded = {};
+  // Counts the memory of an index that was loaded, as long as it lives.
+  std::function<Result<std::shared_ptr<const index::KeyIndex>>(std::unique_ptr<index::KeyIndex>)>
+      keep;
+};
+// What a search of a prefix asks, and what it is made of.
+struct PrefixIndex {
+  std::shared_ptr<const index::KeyIndex> index;  // null: search exactly
+  std::vector<SegmentIndex> parts;
 };
 
 // Tokens whose index is missing, or misses the recall target, are searched exactly. An index that
 // is damaged, foreign or of another version is never used: the log reports it, and ingest makes it
 // again. One that cannot be read now is an error, and stays as it is.
 
-// Joins the codes of all parts that have some into one index; null where none can be used.
-Result<std::unique_ptr<index::KeyIndex>> LoadCodes(const IndexSource& source);
-// Loads the index of one part; null where it cannot be used.
-Result<std::unique_ptr<index::KeyIndex>> LoadOne(const IndexSource& source, size_t part,
-                                                 index::IndexKind kind);
+// Joins the codes of all parts that have some into one index.
+Result<PrefixIndex> LoadCodes(const IndexSource& source);
+// Loads the index of one part.
+Result<PrefixIndex> LoadOne(const IndexSource& source, size_t part, index::IndexKind kind);
 
 }  // namespace prefixd

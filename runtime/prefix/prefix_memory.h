@@ -20,10 +20,11 @@
 #include "base/call_scope.h"
 #include "base/memory_budget.h"
 #include "index/search/key_index.h"
+#include "runtime/indexes/indexes.h"
+#include "runtime/prefix/prefix_keys.h"
 #include "runtime/prefix/selector_memory.h"
 #include "runtime/summaries/materialised_summaries.h"
 #include "runtime/summaries/token_features.h"
-#include "storage/io/file.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {
@@ -31,8 +32,7 @@ namespace prefixd {
 struct PrefixMemory {
   struct LoadedIndex {
     std::atomic<bool> loaded{false};
-    std::unique_ptr<index::KeyIndex> index;  // null: search exactly
-    SelectorMemory::Lease memory;
+    PrefixIndex of;  // its indexes hold what they take of the selector's memory
   };
   struct Head {
     CallMutex mutex;       // held while loading
@@ -40,7 +40,7 @@ struct PrefixMemory {
     std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
     std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
     MemoryCharge anchors_memory;
-    storage::AlignedBuffer keys;  // [mid][key bytes]
+    const std::byte* keys = nullptr;  // [mid][key bytes], in PrefixMemory::keys
     std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
     MemoryCharge features_memory;
@@ -65,7 +65,8 @@ struct PrefixMemory {
 
   std::vector<Head> heads;
   std::mutex keys_mutex;
-  SelectorMemory::Lease keys_memory;  // all heads
+  std::shared_ptr<PrefixKeys> keys;  // null: nothing is loaded
+  uint32_t keys_before = 0;          // mid tokens whose keys were there when `keys` was set
   CallMutex summaries_mutex;
   // Those that the plan of some session holds, by Kept() and head, and the clusters that they read.
   std::map<std::pair<EstimatorVariant, size_t>, std::weak_ptr<const KeptSummary>> summaries;

@@ -117,6 +117,7 @@ Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
 }
 
 Result<KeptSummaries> PreparedPrefix::Summaries(const HeadsOfVariants& wanted,
+                                                WorkPriority priority,
                                                 std::vector<storage::ReadStats>* reads) {
   for (const auto& [variant, heads] : wanted) PREFIXD_TRY(CheckStored(variant));
   KeptSummaries out;
@@ -141,11 +142,10 @@ Result<KeptSummaries> PreparedPrefix::Summaries(const HeadsOfVariants& wanted,
     const uint64_t max_added = moments ? kMomentsOnTheSpot
                                        : uint64_t{services_.derived.options.checkpoint_tokens} +
                                              services_.derived.options.anchors.n_tail;
-    PREFIXD_ASSIGN(
-        auto loaded,
-        LoadMaterialised({services_.derived, *model_, *stored_, parts_, partition_.mid, maps(),
-                          max_added, WorkPriority::kStep, reads, account_, &memory_->clusters},
-                         missing));
+    PREFIXD_ASSIGN(auto loaded, LoadMaterialised({services_.derived, *model_, *stored_, parts_,
+                                                  partition_.mid, maps(), max_added, priority,
+                                                  reads, account_, &memory_->clusters},
+                                                 missing));
     for (auto& [variant, heads] : loaded) {
       for (const auto& [head, summary] : heads) memory_->summaries[{variant, head}] = summary;
       out[variant].merge(heads);
@@ -184,19 +184,61 @@ Result<AnchorRows> PreparedPrefix::Anchors(size_t head, storage::ReadStats* read
                     {state.anchors.data() + sink_bytes, partition_.tail.size(), row.bytes(), row}};
 }
 
-bool PreparedPrefix::MayHoldKeys() {
+uint64_t PreparedPrefix::KeyBytes() const {
   const KvGeometry& geometry = model_->spec.geometry;
-  std::lock_guard lock(memory_->keys_mutex);
-  if (!memory_->keys_memory) {
-    uint64_t token = 0;
-    for (uint32_t l = 0; l < geometry.n_layers; ++l) {
-      if (geometry.layers[l].sliding_window > 0) continue;
-      token += geometry.layer(l).n_kv_heads * geometry.row(l).key_bytes();
-    }
-    memory_->keys_memory =
-        services_.selector_memory.TryTake(account_, token * partition_.mid.size());
+  uint64_t token = 0;
+  for (uint32_t l = 0; l < geometry.n_layers; ++l) {
+    if (geometry.layers[l].sliding_window > 0) continue;
+    token += geometry.layer(l).n_kv_heads * geometry.row(l).key_bytes();
   }
-  return static_cast<bool>(memory_->keys_memory);
+  return token;
+}
+
+std::shared_ptr<PrefixKeys> PreparedPrefix::MakeKeys(uint32_t room) const {
+  auto memory = services_.selector_memory.TryTake(account_, KeyBytes() * room);
+  if (!memory) return nullptr;
+  std::vector<size_t> strides(heads());
+  for (size_t head = 0; head < strides.size(); ++head) {
+    const bool slides = model_->spec.geometry.layers[layer_of(head)].sliding_window > 0;
+    strides[head] = slides ? 0 : row(head).key_bytes();
+  }
+  auto keys = std::make_shared<PrefixKeys>(strides, room, std::move(memory));
+  keys->Take(0, partition_.mid.size());
+  return keys;
+}
+
+PrefixKeys* PreparedPrefix::Keys() {
+  std::lock_guard lock(memory_->keys_mutex);
+  if (!memory_->keys) memory_->keys = MakeKeys(partition_.mid.size());
+  return memory_->keys.get();
+}
+
+void PreparedPrefix::TakeKeysOf(const PreparedPrefix& shorter) {
+  std::shared_ptr<PrefixKeys> before;
+  {
+    std::lock_guard lock(shorter.memory_->keys_mutex);
+    before = shorter.memory_->keys;
+  }
+  bool whole = before != nullptr;
+  for (size_t head = 0; head < heads() && whole; ++head) {
+    const bool slides = model_->spec.geometry.layers[layer_of(head)].sliding_window > 0;
+    whole = slides || shorter.holds_keys(head);
+  }
+  const uint32_t had = shorter.partition_.mid.size(), n = partition_.mid.size();
+  std::lock_guard lock(memory_->keys_mutex);
+  if (memory_->keys) return;
+  if (whole && before->Take(had, n)) {
+    memory_->keys = std::move(before);
+    memory_->keys_before = had;
+    return;
+  }
+  // A prefix that has grown will grow again: a copy leaves so much room that each key is copied a
+  // bounded number of times, where there is room without taking anybody's.
+  const uint32_t more = n + n / 4;
+  const SelectorMemory& memory = services_.selector_memory;
+  const uint64_t used = memory.used(), capacity = memory.capacity();
+  if (used < capacity && KeyBytes() * more <= capacity - used) memory_->keys = MakeKeys(more);
+  if (!memory_->keys) memory_->keys = MakeKeys(n);
 }
 
 Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring,
@@ -204,43 +246,61 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring
   const RowShape row = this->row(head);
   PrefixMemory::Head& state = memory_->heads[head];
   if (!state.has_keys.load(std::memory_order_acquire)) {
-    if (!MayHoldKeys()) return std::optional<RowsView>();
+    if (Keys() == nullptr) return std::optional<RowsView>();
     if (bring == Bring::kLater) {
       services_.key_preloader.Want(*this, index::IndexKind::kExact);
       return std::optional<RowsView>();
     }
-    PREFIXD_TRY(LoadKeys(head, storage::RangeUse::kOwn, nullptr, reads));
+    PREFIXD_TRY(LoadKeys(head, nullptr, storage::RangeUse::kOwn, nullptr, reads));
   }
-  return std::optional(RowsView{
-      state.keys.data(), partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
+  return std::optional(
+      RowsView{state.keys, partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
 }
 
-Status PreparedPrefix::LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
-                                storage::ReadStats* reads) {
+Status PreparedPrefix::LoadKeys(size_t head, const PreparedPrefix* shorter, storage::RangeUse use,
+                                const std::atomic<bool>* stop, storage::ReadStats* reads) {
   // A load that may be stopped checks `stop` after this many tokens.
   constexpr uint32_t kTokensAtATime = 16384;
   PrefixMemory::Head& state = memory_->heads[head];
   PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.keys_mutex));
   if (state.has_keys.load(std::memory_order_relaxed)) return {};
+  const PrefixKeys* keys = Keys();
+  if (keys == nullptr) return {};
   const size_t stride = row(head).key_bytes();
-  storage::AlignedBuffer keys(partition_.mid.size() * stride);
-  for (uint32_t at = partition_.mid.begin, end = 0; at < partition_.mid.end; at = end) {
+  std::byte* const rows = keys->rows(head);
+  uint32_t at = partition_.mid.begin + memory_->keys_before;
+  if (memory_->keys_before == 0 && shorter && shorter->holds_keys(head)) {
+    const uint32_t had = shorter->partition_.mid.size();
+    if (had > 0) std::memcpy(rows, shorter->memory_->heads[head].keys, had * stride);
+    at += had;
+  }
+  for (uint32_t end = 0; at < partition_.mid.end; at = end) {
     end = stop ? std::min(partition_.mid.end, RunEnd(stored_->parts(), at, kTokensAtATime))
                : partition_.mid.end;
     if (stop && *stop) return Error{Code::kCancelled, "keys are not wanted any more"};
-    const auto out = keys.span().subspan((at - partition_.mid.begin) * stride, (end - at) * stride);
+    const std::span<std::byte> out(rows + (at - partition_.mid.begin) * stride,
+                                   (end - at) * stride);
     PREFIXD_TRY(stored_->ReadRange(layer_of(head), kv_head_of(head), {at, end},
                                    storage::RowPart::kKey, {out, stride}, use, reads));
   }
-  state.keys = std::move(keys);
+  state.keys = rows;
   state.has_keys.store(true, std::memory_order_release);
   return {};
+}
+
+Status PreparedPrefix::Extend(const PreparedPrefix& shorter, size_t head, index::IndexKind kind,
+                              storage::ReadStats* reads) {
+  const PreparedPrefix* from = Continues(shorter) ? &shorter : nullptr;
+  if (kind != index::IndexKind::kExact) PREFIXD_TRY(LoadIndex(head, kind, from, reads));
+  if (!shorter.holds_keys(head)) return {};
+  if (from) TakeKeysOf(*from);
+  return LoadKeys(head, from, storage::RangeUse::kOwn, nullptr, reads);
 }
 
 Status PreparedPrefix::PreloadKeys(size_t head, const std::atomic<bool>& stop) {
   if (model_->spec.geometry.layers[layer_of(head)].sliding_window > 0) return {};
   storage::ReadStats reads;
-  const Status loaded = LoadKeys(head, storage::RangeUse::kOwnLater, &stop, &reads);
+  const Status loaded = LoadKeys(head, nullptr, storage::RangeUse::kOwnLater, &stop, &reads);
   NotePreloaded(memory_->heads[head], reads);
   return loaded;
 }
@@ -252,7 +312,7 @@ Status PreparedPrefix::PreloadIndex(size_t head, index::IndexKind kind) {
   storage::ReadStats reads;
   // Index would queue this very load in the background, so it is not called here.
   const Status loaded = [&]() -> Status {
-    if (kind != index::IndexKind::kExact) PREFIXD_TRY(LoadIndex(head, kind, &reads));
+    if (kind != index::IndexKind::kExact) PREFIXD_TRY(LoadIndex(head, kind, nullptr, &reads));
     const auto anchors = Anchors(head, &reads);
     return anchors.ok() ? Status() : Status(anchors.error());
   }();
@@ -295,29 +355,43 @@ Result<const index::KeyIndex*> PreparedPrefix::Index(size_t head, index::IndexKi
   const PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   if (!slot.loaded.load(std::memory_order_acquire)) {
     services_.index_preloader.Want(*this, kind);
-    PREFIXD_TRY(LoadIndex(head, kind, reads));
+    PREFIXD_TRY(LoadIndex(head, kind, nullptr, reads));
   }
   ChargePreloaded(state, reads);
-  return slot.index ? static_cast<const index::KeyIndex*>(slot.index.get()) : exact_.get();
+  return slot.of.index ? slot.of.index.get() : exact_.get();
 }
 
-Status PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads) {
+Status PreparedPrefix::LoadIndex(size_t head, index::IndexKind kind, const PreparedPrefix* shorter,
+                                 storage::ReadStats* reads) {
   PrefixMemory::Head& state = memory_->heads[head];
   PrefixMemory::LoadedIndex& slot = state.indexes[static_cast<size_t>(kind)];
   PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.mutex));
   if (slot.loaded.load(std::memory_order_relaxed)) return {};
-  PREFIXD_ASSIGN(const IndexSource source, Source(head, kind, reads));
+  PREFIXD_ASSIGN(IndexSource source, Source(head, kind, reads));
+  // Where newer derived data has come for one of its segments, nothing is taken over.
+  if (shorter && !shorter->memory_->stale) {
+    const PrefixMemory::LoadedIndex& had =
+        shorter->memory_->heads[head].indexes[static_cast<size_t>(kind)];
+    if (had.loaded.load(std::memory_order_acquire)) source.loaded = had.of.parts;
+  }
+  source.keep = [&](std::unique_ptr<index::KeyIndex> loaded)
+      -> Result<std::shared_ptr<const index::KeyIndex>> {
+    struct Kept {
+      SelectorMemory::Lease memory;
+      std::unique_ptr<index::KeyIndex> index;
+    };
+    PREFIXD_ASSIGN(auto memory, services_.selector_memory.Charge(account_, loaded->memory_bytes()));
+    const auto kept = std::make_shared<Kept>(Kept{std::move(memory), std::move(loaded)});
+    return std::shared_ptr<const index::KeyIndex>(kept, kept->index.get());
+  };
   const SegmentPart* largest = LargestPart();
-  std::unique_ptr<index::KeyIndex> loaded;
+  PrefixIndex loaded;
   if (kind == index::IndexKind::kCodes) {
     PREFIXD_ASSIGN(loaded, LoadCodes(source));
   } else if (largest) {
     PREFIXD_ASSIGN(loaded, LoadOne(source, static_cast<size_t>(largest - parts_.data()), kind));
   }
-  if (loaded) {
-    PREFIXD_ASSIGN(slot.memory, services_.selector_memory.Charge(account_, loaded->memory_bytes()));
-  }
-  slot.index = std::move(loaded);
+  slot.of = std::move(loaded);
   slot.loaded.store(true, std::memory_order_release);
   return {};
 }

@@ -83,7 +83,8 @@ class PreparedPrefix {
   // [heads]: physical reads are added. Moments that are not stored yet are computed from the rows
   // on the spot, up to kMomentsOnTheSpot tokens per head; other missing summaries fail with
   // kFailedPrecondition, and those that do not fit into memory with kResourceExhausted.
-  Result<KeptSummaries> Summaries(const HeadsOfVariants& wanted,
+  // priority: of what several threads do.
+  Result<KeptSummaries> Summaries(const HeadsOfVariants& wanted, WorkPriority priority,
                                   std::vector<storage::ReadStats>* reads);
   // kFailedPrecondition when the variant's summaries are not there yet, or never will be.
   Status CheckStored(const EstimatorVariant& variant) const;
@@ -108,6 +109,10 @@ class PreparedPrefix {
   // Load what a head's step needs first, and its keys. The next step that uses them is charged.
   Status PreloadIndex(size_t head, index::IndexKind kind);
   Status PreloadKeys(size_t head, const std::atomic<bool>& stop);
+  // Loads a head's index and, where `shorter` holds its keys, its keys: what `shorter` has of them
+  // is not read again. This prefix begins with the tokens of `shorter`. Queues nothing.
+  Status Extend(const PreparedPrefix& shorter, size_t head, index::IndexKind kind,
+                storage::ReadStats* reads);
   // Returns stored features of the mid region, for phi; null where the store keeps none.
   Result<const TokenFeatures*> Features(size_t head, storage::ReadStats* reads);
   const index::KeyIndex& exact() const { return *exact_; }
@@ -124,14 +129,27 @@ class PreparedPrefix {
   const SegmentPart* LargestPart() const;
   // Describes how a head's index of that kind is loaded.
   Result<IndexSource> Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
-  // Whether memory may hold the keys of all heads.
-  bool MayHoldKeys();
+  // Returns where the keys of all heads are, or will be; null: memory has no room for them.
+  PrefixKeys* Keys();
+  // Sets memory_->keys, unless it is set: to those of `shorter`, behind which it takes its own.
+  void TakeKeysOf(const PreparedPrefix& shorter);
+  // Null where memory has no room for so many tokens.
+  std::shared_ptr<PrefixKeys> MakeKeys(uint32_t room) const;
+  uint64_t KeyBytes() const;  // of a token, all heads
+  bool Continues(const PreparedPrefix& shorter) const {
+    const TokenRange before = shorter.partition_.mid, mid = partition_.mid;
+    return before.begin == mid.begin && before.end <= mid.end;
+  }
+  // These take over what `shorter` has, if it is not null.
+  //
   // Loads the index unless it is loaded. An error leaves it so, and the next step tries again;
   // kResourceExhausted: memory is short now.
-  Status LoadIndex(size_t head, index::IndexKind kind, storage::ReadStats* reads);
-  // Loads the keys unless they are loaded. stop: null, or kCancelled once it is set.
-  Status LoadKeys(size_t head, storage::RangeUse use, const std::atomic<bool>* stop,
-                  storage::ReadStats* reads);
+  Status LoadIndex(size_t head, index::IndexKind kind, const PreparedPrefix* shorter,
+                   storage::ReadStats* reads);
+  // Loads the keys unless they are loaded, or have no room. stop: null, or kCancelled once it is
+  // set.
+  Status LoadKeys(size_t head, const PreparedPrefix* shorter, storage::RangeUse use,
+                  const std::atomic<bool>* stop, storage::ReadStats* reads);
   static void ChargePreloaded(PrefixMemory::Head& state, storage::ReadStats* reads);
   static void NotePreloaded(PrefixMemory::Head& state, const storage::ReadStats& reads);
 

@@ -144,9 +144,10 @@ Status SessionImpl::SetPolicy(const StepPolicy& policy) {
 Result<std::shared_ptr<SessionPlan>> SessionImpl::PlanWith(const SessionPlan& like,
                                                            std::shared_ptr<PreparedPrefix> prefix,
                                                            const StepPolicy& policy, uint32_t moved,
-                                                           std::vector<storage::ReadStats>* reads) {
+                                                           std::vector<storage::ReadStats>* reads,
+                                                           WorkPriority priority) {
   PREFIXD_ASSIGN(auto plan, MakePlan(services_->options, services_->prefetcher, std::move(prefix),
-                                     policy, reads));
+                                     policy, reads, priority));
   plan->moved = moved;
   // A segment of moved tokens may hold a part of the prompt, too.
   if (moved > 0 || plan->prefix->stored().info().live) plan->moved_name = like.moved_name;

@@ -119,11 +119,13 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
     OwnTokens::Snapshot own;
   };
   Result<State> TakeState() const;
-  // A plan of the same policy as `like` whose prefix ends with `moved` of its own tokens.
+  // A plan of the same policy as `like` whose prefix ends with `moved` of its own tokens. priority:
+  // kStep where a call waits.
   Result<std::shared_ptr<SessionPlan>> PlanWith(const SessionPlan& like,
                                                 std::shared_ptr<PreparedPrefix> prefix,
                                                 const StepPolicy& policy, uint32_t moved,
-                                                std::vector<storage::ReadStats>* reads);
+                                                std::vector<storage::ReadStats>* reads,
+                                                WorkPriority priority = WorkPriority::kStep);
   // Opens the plan's prefix, cut behind `moved` own tokens.
   Result<std::shared_ptr<PreparedPrefix>> CutBehind(const SessionPlan& plan, uint32_t moved);
   // Reads rows of own tokens that the plan's prefix has.

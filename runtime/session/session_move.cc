@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "prefixd/store.h"
 #include "runtime/ingest/put_stream.h"
+#include "runtime/prefix/head_keys.h"
 #include "runtime/session/own_mover.h"
 #include "runtime/session/session_impl.h"
 #include "storage/store/prefix_store.h"
@@ -143,8 +144,15 @@ Status SessionImpl::Bring(const SessionPlan& plan, const PreparedPrefix& last, T
     const uint32_t layer = prefix.layer_of(head);
     if (info_.geometry.layers[layer].sliding_window > 0) continue;
     if (plan.policy.mode == StepMode::kRetrieve) {
-      PREFIXD_TRY(prefix.Index(head, plan.selector, &reads[head]));
-      if (last.holds_keys(head)) PREFIXD_TRY(prefix.MidKeys(head, Bring::kNow, &reads[head]));
+      PREFIXD_TRY(prefix.Extend(last, head, plan.selector, &reads[head]));
+      const HeadPlan& of = plan.heads[head];
+      if (of.estimator.kind == EstimatorKind::kPhi) {
+        PREFIXD_TRY(prefix.Features(head, &reads[head]));
+      }
+      if (of.summary && of.summary->clusters) {
+        PREFIXD_ASSIGN(HeadKeys keys, HeadKeys::Of(prefix, head, Bring::kLater, &reads[head]));
+        PREFIXD_TRY(of.summary->clusters->OfMid(head, keys));
+      }
     }
     PREFIXD_TRY(prefix.Anchors(head, &reads[head]));
     // Into the host tier, where it has room.
@@ -185,29 +193,33 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
   PREFIXD_TRY(ready);
   PREFIXD_ASSIGN(const auto prefix,
                  services_->store.prepare(state.plan->prefix->model(), id, info_.n_tokens + to));
+  Plan last = std::move(state.plan);
   while (true) {
     if (stop.stop_requested()) return Stopped();
-    PREFIXD_ASSIGN(const Plan now, plan());
-    if (now->prefix != state.plan->prefix) return {};  // truncated: there is less to move
+    PREFIXD_ASSIGN(Plan now, plan());
+    if (now->prefix != last->prefix) return {};  // truncated: there is less to move
+    last = std::move(now);
     std::vector<storage::ReadStats> reads(prefix->heads());
-    PREFIXD_ASSIGN(auto plan, PlanWith(*now, prefix, now->policy, to, &reads));
+    PREFIXD_ASSIGN(auto plan,
+                   PlanWith(*last, prefix, last->policy, to, &reads, WorkPriority::kBackground));
     plan->moved_name = name;
-    PREFIXD_TRY(Bring(*plan, *now->prefix, segment, reads));
+    PREFIXD_TRY(Bring(*plan, *last->prefix, segment, reads));
     bool truncated = false;
     const auto forget = [&]() -> Result<bool> {
       truncated = !own_.Forget(to);
       return !truncated;
     };
-    PREFIXD_ASSIGN(const bool adopted, Adopt(now, std::move(plan), reads, forget));
+    PREFIXD_ASSIGN(const bool adopted, Adopt(last, std::move(plan), reads, forget));
     if (truncated) return {};
     if (adopted) break;  // else there is another policy
   }
   ++services_->mover->counters().moves;
   services_->mover->counters().tokens += to - moved;
-  // A head that grows all that time is cut after the next move.
+  // A head that grows all that time is cut after the next move. Steps that began with the last plan
+  // end before it does, or they would free what it alone has.
   for (int i = 0; i < kCutTries && !stop.stop_requested(); ++i) {
     PREFIXD_ASSIGN(const bool cut, own_.Cut());
-    if (cut) break;
+    if (cut && last.use_count() == 1) break;
     std::this_thread::sleep_for(kCutAgain);
   }
   return {};

@@ -179,7 +179,7 @@ Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_
   }
   std::vector<storage::ReadStats> reads(plan->prefix->heads());
   const EstimatorVariant wanted = variant.Kept();
-  auto summaries = plan->prefix->Summaries({{wanted, {head}}}, &reads);
+  auto summaries = plan->prefix->Summaries({{wanted, {head}}}, WorkPriority::kStep, &reads);
   std::lock_guard lock(mutex_);
   AddReads(reads);
   if (!summaries.ok()) return std::move(summaries).error();

@@ -295,7 +295,8 @@ TokenRange SessionPlan::Candidates(size_t head) const {
 Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Prefetcher& prefetcher,
                                               std::shared_ptr<PreparedPrefix> prefix,
                                               const StepPolicy& policy,
-                                              std::vector<storage::ReadStats>* reads) {
+                                              std::vector<storage::ReadStats>* reads,
+                                              WorkPriority priority) {
   PREFIXD_TRY(CheckPolicy(options, policy));
   auto plan = std::make_shared<SessionPlan>();
   plan->policy = policy;
@@ -330,7 +331,7 @@ Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Pre
     PREFIXD_ASSIGN(plan->heads[head], planner.Plan(head));
     wanted[plan->heads[head].reads().Kept()].push_back(head);
   }
-  PREFIXD_ASSIGN(KeptSummaries kept, prefix->Summaries(wanted, reads));
+  PREFIXD_ASSIGN(KeptSummaries kept, prefix->Summaries(wanted, priority, reads));
   for (auto& [variant, heads] : kept) {
     for (auto& [head, summary] : heads) {
       plan->heads[head].summary = std::move(summary);

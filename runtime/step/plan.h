@@ -47,10 +47,11 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
 // [heads]. kInfeasible when the budget cannot pay for anchors and a fixed estimator in some layer
 // (kAuto takes the best estimator that the budget can pay for); kFailedPrecondition when the policy
 // names an estimator or index that is not there (yet). kResourceExhausted when what it needs does
-// not fit into memory.
+// not fit into memory. priority: of what several threads do.
 Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Prefetcher& prefetcher,
                                               std::shared_ptr<PreparedPrefix> prefix,
                                               const StepPolicy& policy,
-                                              std::vector<storage::ReadStats>* reads);
+                                              std::vector<storage::ReadStats>* reads,
+                                              WorkPriority priority = WorkPriority::kStep);
 
 }  // namespace prefixd

@@ -310,6 +310,7 @@ TEST_F(CodesIndexTest, SeveralSegmentsAreSearchedAsOne) {
   }
   EXPECT_GT(recall, alone - 0.05);
   EXPECT_FALSE((*joined)->Serialize().ok());
+  EXPECT_FALSE((*joined)->SetEffort(1).ok());
   EXPECT_FALSE(JoinCodesIndexes({}).ok());
   parts.clear();
   parts.push_back({build(0, 2500), {kFirst, kFirst + 2501}});
