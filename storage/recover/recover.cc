@@ -165,14 +165,22 @@ class Rebuilder {
     return chain;
   }
 
-  Result<std::vector<BlockHash>> HashesOf(const SegmentRecord& record) const {
+  // What the catalog knows of a segment's token ids.
+  struct KnownTokens {
+    std::vector<BlockHash> hashes;
+    std::vector<uint32_t> lead;
+  };
+  Result<KnownTokens> TokensOf(const SegmentRecord& record) const {
     PREFIXD_ASSIGN(const auto chain, ChainOf(record));
     PREFIXD_ASSIGN(const auto tokens,
                    ChainTokens(*engine_, dir_, chain, /*direct=*/false, keys_.get()));
     const auto key = secret_ ? secret_->hash_key() : std::span<const uint8_t>();
-    return OwnHashes(BlockHashes(choice_.models.at(record.model).fingerprint, record.tenant, tokens,
-                                 choice_.block_tokens, key),
-                     record.tokens.begin, choice_.block_tokens);
+    KnownTokens known;
+    known.hashes = OwnHashes(BlockHashes(choice_.models.at(record.model).fingerprint, record.tenant,
+                                         tokens, choice_.block_tokens, key),
+                             record.tokens.begin, choice_.block_tokens);
+    if (record.is_root()) known.lead = LeadOf(tokens, choice_.block_tokens);
+    return known;
   }
 
   Status WriteCatalog() {
@@ -199,28 +207,29 @@ class Rebuilder {
   Status WriteSegments(Catalog& catalog) {
     std::vector<std::pair<SegmentId, std::string>> quarantines;
     std::vector<AliasRecord> aliases = choice_.aliases;
-    std::vector<Result<std::vector<BlockHash>>> hashes;
+    std::vector<Result<KnownTokens>> known;
     size_t begin = 0;
     do {
       const size_t n = std::min(kSegmentsPerCommit, scan_.found.size() - begin);
-      hashes.assign(n, std::vector<BlockHash>{});
+      known.assign(n, KnownTokens{});
       PREFIXD_TRY(Together(n, kReadsAtOnce, [&](size_t i) -> Status {
         const SegmentRecord& record = choice_.segments.at(scan_.found[begin + i].record.id);
-        hashes[i] = HashesOf(record);
-        if (!hashes[i].ok()) hashes[i] = HashesOf(record);  // a fault may be transient
+        known[i] = TokensOf(record);
+        if (!known[i].ok()) known[i] = TokensOf(record);  // a fault may be transient
         return {};
       }));
       CatalogChange change;
       change.put_aliases = std::exchange(aliases, {});
       for (size_t i = 0; i < n; ++i) {
         const FoundSegment& f = scan_.found[begin + i];
-        const SegmentRecord& record = choice_.segments.at(f.record.id);
-        std::string why = hashes[i].ok() ? f.damage : hashes[i].error().message;
-        if (!hashes[i].ok() && hashes[i].error().code != Code::kCorrupt) {
-          return CannotRead(f.path, hashes[i].error());
+        SegmentRecord& record = choice_.segments.at(f.record.id);
+        std::string why = known[i].ok() ? f.damage : known[i].error().message;
+        if (!known[i].ok() && known[i].error().code != Code::kCorrupt) {
+          return CannotRead(f.path, known[i].error());
         }
+        if (known[i].ok()) record.lead = std::move(known[i]->lead);
         change.put.push_back(
-            {record, hashes[i].ok() ? std::move(*hashes[i]) : std::vector<BlockHash>{}});
+            {record, known[i].ok() ? std::move(known[i]->hashes) : std::vector<BlockHash>{}});
         if (!why.empty()) quarantines.emplace_back(record.id, std::move(why));
         ++report_.segments;
         report_.bytes += record.file_bytes;

@@ -113,7 +113,7 @@ class Recovery {
     // Nothing of a directory's files may be in memory: many are looked up at a time.
     std::atomic<uint64_t> measured = 0;
     PREFIXD_TRY(Together(blobs.size(), kReadsAtOnce, [&](size_t i) -> Status {
-<<<<<<< HEAD
+      log_.Note(measured++, blobs.size(), "blobs measured");
       std::error_code error;
       const uint64_t bytes = fs::file_size(blobs[i].path, error);
       if (!error) blobs[i].bytes = bytes;
@@ -122,11 +122,6 @@ class Recovery {
         LogWarning("the size of " + blobs[i].path.string() + " cannot be read (" + error.message() +
                    "): it counts nothing in its tenant's space");
       }
-=======
-      log_.Note(measured++, blobs.size(), "blobs measured");
-      std::error_code none;
-      blobs[i].bytes = fs::file_size(blobs[i].path, none);
->>>>>>> vllm
       return {};
     }));
     for (const KnownBlob& blob : blobs) {

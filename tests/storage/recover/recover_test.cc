@@ -29,6 +29,26 @@ TEST_F(RecoverTest, WithoutACatalog) {
   ExpectAll();
 }
 
+// Matches tell by them which of many segments they need not open.
+TEST_F(RecoverTest, FirstTokensAreKnownAgain) {
+  Fill();
+  store_.reset();
+  const auto leads = [this] {
+    std::map<SegmentId, Tokens> out;
+    const CatalogMeta meta{kStoreFormatVersion, 16, ReadIdentityFile(options_.dir).value().store};
+    const auto opened = Catalog::Open(catalog(), meta);
+    for (const CatalogSegment& s : opened.value()->LoadSegments().value()) {
+      out[s.record.id] = s.record.lead;
+    }
+    return out;
+  };
+  const auto before = leads();
+  ASSERT_EQ(std::ranges::count_if(before, [](const auto& l) { return !l.second.empty(); }), 4);
+  fs::remove_all(catalog());
+  Recovered();
+  EXPECT_EQ(leads(), before);
+}
+
 // What root makes in the directory of the daemon's user, the daemon could not open.
 TEST_F(RecoverTest, NotAsRootForAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root gives directories away";
