@@ -37,9 +37,8 @@ TEST_F(RecoverTest, FirstTokensAreKnownAgain) {
     std::map<SegmentId, Tokens> out;
     const CatalogMeta meta{kStoreFormatVersion, 16, ReadIdentityFile(options_.dir).value().store};
     const auto opened = Catalog::Open(catalog(), meta);
-    for (const CatalogSegment& s : opened.value()->LoadSegments().value()) {
-      out[s.record.id] = s.record.lead;
-    }
+    const auto segments = opened.value()->LoadSegments().value();
+    for (const CatalogSegment& s : segments) out[s.record.id] = s.record.lead;
     return out;
   };
   const auto before = leads();
