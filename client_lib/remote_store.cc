@@ -187,6 +187,14 @@ Result<RewriteResult> RemoteStore::Rewrite(std::string_view prefix, RewriteKind 
   return FromJson<RewriteResult>(reply.control, "rewrite");
 }
 
+Result<CompressReport> RemoteStore::Compress(std::string_view prefix, const CompressSpec& spec,
+                                             const ProgressFn& progress) {
+  Json control = {{"prefix", prefix}, {"compress", wire::ToJson(spec)}};
+  PREFIXD_ASSIGN(auto reply,
+                 DoAside({MessageType::kCompress, std::move(control), {}, {}, &progress, {}}));
+  return FromJson<CompressReport>(reply.control, "compress");
+}
+
 Result<std::unique_ptr<Snapshot>> RemoteStore::TakeSnapshot() {
   PREFIXD_ASSIGN(auto connection, link_->Aside(/*shared_memory=*/false));
   PREFIXD_ASSIGN(auto reply,

@@ -44,6 +44,8 @@ class RemoteStore final : public Store {
   Status SetLifetime(std::string_view prefix, const Lifetime& lifetime) override;
   Result<RewriteResult> Rewrite(std::string_view prefix, RewriteKind kind,
                                 const ProgressFn& progress) override;
+  Result<CompressReport> Compress(std::string_view prefix, const CompressSpec& spec,
+                                  const ProgressFn& progress) override;
   // Lasts no longer than the connection of its own that it holds.
   Result<std::unique_ptr<Snapshot>> TakeSnapshot() override;
   Result<VerifySummary> Verify(std::string_view prefix, const ProgressFn& progress) override;

@@ -111,6 +111,31 @@ void DeclareRewrites(CLI::App* prefixes, Options* o, Command* chosen) {
   }
 }
 
+void DeclareCompress(CLI::App* prefixes, Options* o, Command* chosen) {
+  CLI::App* compress = AddCommand(
+      prefixes, "compress",
+      "Drop rows that steps can do without, for good, once it is measured what that changes.",
+      "prefixctl prefixes compress 0123456789abcdef0123456789abcdef --keep 0.25 --policy gkv "
+      "--max-error 0.1",
+      o, chosen, CompressPrefix);
+  compress->add_option("prefix", o->prefix, "Id of the prefix.")->required();
+  compress->add_option("--keep", o->compress.keep, "Fraction of the rows that each KV head keeps.")
+      ->capture_default_str();
+  compress
+      ->add_option(
+          "--policy", o->compress.policy,
+          "What ranks tokens: window (the newest), or by queries that the put kept: local, "
+          "snapkv, gkv.")
+      ->check(CLI::IsMember({"window", "local", "snapkv", "gkv"}))
+      ->capture_default_str();
+  compress->add_option(
+      "--max-error", o->compress.max_error,
+      "Leave the prefix as it is where the mean error would be larger; 0: whatever "
+      "it is.");
+  compress->add_flag("--dry-run", o->compress.dry_run, "Only measure.");
+  compress->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
+}
+
 void Declare(CLI::App* app, Options* o, Command* chosen) {
   app->set_version_flag("--version", VersionText("prefixctl"), "Print version and commit.");
   AddCommonFlags(app, o, /*top=*/true);
@@ -204,6 +229,7 @@ void Declare(CLI::App* app, Options* o, Command* chosen) {
       "prefixctl prefixes verify --all-tenants", o, chosen, VerifyPrefixes);
   verify->add_option("prefix", o->prefix, "Id of the prefix; without it all of the tenant's.");
   DeclareRewrites(prefixes, o, chosen);
+  DeclareCompress(prefixes, o, chosen);
   verify->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
 }
 

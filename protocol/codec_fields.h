@@ -7,6 +7,7 @@
 
 #include "base/tables/statistics.h"
 #include "prefixd/attach.h"
+#include "prefixd/compress.h"
 #include "prefixd/estimate.h"
 #include "prefixd/explain.h"
 #include "prefixd/ingest.h"
@@ -118,12 +119,12 @@ template <class V>
 void Describe(V& v, Is<MatchSpec> auto& s) {
   v("model", s.model), v("tenant", s.tenant);
   v("accept_approximate", s.accept_approximate), v("lineage", s.lineage);
-  v("engine", s.engine);
+  v("engine", s.engine), v("accept_compressed", s.accept_compressed);
 }
 template <class V>
 void Describe(V& v, Is<PrefixMatch> auto& s) {
   v("prefix", s.prefix), v("n_tokens", s.n_tokens), v("stored_tokens", s.stored_tokens);
-  v("exact_tokens", s.exact_tokens), v("estimate", s.estimate);
+  v("exact_tokens", s.exact_tokens), v("estimate", s.estimate), v("compressed", s.compressed);
 }
 template <class V>
 void Describe(V& v, Is<ExplainSpec> auto& s) {
@@ -147,6 +148,24 @@ void Describe(V& v, Is<Explanation> auto& s) {
 template <class V>
 void Describe(V& v, Is<RewriteResult> auto& s) {
   v("segments", s.segments), v("rewritten", s.rewritten), v("bytes", s.bytes), v("left", s.left);
+}
+template <class V>
+void Describe(V& v, Is<CompressSpec> auto& s) {
+  v("keep", s.keep), v("policy", s.policy), v("max_error", s.max_error), v("dry_run", s.dry_run);
+}
+template <class V>
+void Describe(V& v, Is<CompressReport::Layer> auto& s) {
+  v("layer", s.layer), v("error_before", s.error_before), v("error_after", s.error_after);
+  v("worst_after", s.worst_after);
+}
+template <class V>
+void Describe(V& v, Is<CompressReport> auto& s) {
+  v("compressed", s.compressed), v("refused", s.refused), v("own_tokens", s.own_tokens);
+  v("kept_tokens", s.kept_tokens);
+  v("bytes_before", s.bytes_before), v("bytes_after", s.bytes_after);
+  v("queries_scored", s.queries_scored), v("queries_measured", s.queries_measured);
+  v("measured_tokens", s.measured_tokens), v("retrieved_tokens", s.retrieved_tokens);
+  v("error_before", s.error_before), v("error_after", s.error_after), v("layers", s.layers);
 }
 template <class V>
 void Describe(V& v, Is<PutResult> auto& s) {
@@ -187,7 +206,7 @@ void Describe(V& v, Is<AttachSpec> auto& s) {
   v("policy", s.policy), v("accept_approximate", s.accept_approximate);
   v("lineage", s.lineage), v("call_timeout_ms", s.call_timeout_ms);
   v("own_memory_tokens", s.own_memory_tokens);
-  v("engine", s.engine);
+  v("engine", s.engine), v("accept_compressed", s.accept_compressed);
 }
 template <class V>
 void Describe(V& v, Is<Anchors> auto& s) {
@@ -241,6 +260,7 @@ void Describe(V& v, Is<PrefixSummary> auto& s) {
   v("ingest", s.ingest), v("ingest_error", s.ingest_error);
   v("encoding", s.encoding), v("encoding_error", s.encoding_error);
   v("exact_tokens", s.exact_tokens);
+  v("kept_tokens", s.kept_tokens), v("saved_bytes", s.saved_bytes);
 }
 template <class V>
 void Describe(V& v, Is<ListSpec> auto& s) {

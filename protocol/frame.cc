@@ -101,6 +101,8 @@ std::string_view MessageName(MessageType type) {
       return "rewrite";
     case MessageType::kSnapshot:
       return "snapshot";
+    case MessageType::kCompress:
+      return "compress";
     case MessageType::kSetLifetime:
       return "set_lifetime";
     case MessageType::kReply:

@@ -90,6 +90,7 @@ enum class MessageType : uint16_t {
   kExplain = 44,
   kRewrite = 45,
   kSnapshot = 46,
+  kCompress = 47,
   kReply = 0x8000,     // request_id names the request that it answers
   kError = 0x8001,     // control: {code, message}; request_id 0: the connection is closed after it
   kProgress = 0x8002,  // control: {done, total, unit}; any number before the reply

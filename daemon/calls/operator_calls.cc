@@ -59,6 +59,16 @@ Result<Json> RequestHandler::Rewrite(const Request& request, const ProgressFn& p
   return ToJson(result);
 }
 
+Result<Json> RequestHandler::Compress(const Request& request, const ProgressFn& progress) {
+  PREFIXD_ASSIGN(const auto id, Field<std::string>(request.control, "prefix"));
+  PREFIXD_ASSIGN(
+      const auto spec,
+      FromJson<CompressSpec>(request.control.value("compress", Json::object()), "compress"));
+  PREFIXD_TRY(OwnPrefix(id));
+  PREFIXD_ASSIGN(const CompressReport report, store_.Compress(id, spec, progress));
+  return ToJson(report);
+}
+
 // A snapshot holds files of every tenant, so the daemon's own user alone may take one.
 Result<Json> RequestHandler::TakeSnapshot() {
   if (!peer_.trusted) {

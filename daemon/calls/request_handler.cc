@@ -174,6 +174,8 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
       return Explain(request);
     case MessageType::kRewrite:
       return Rewrite(request, progress);
+    case MessageType::kCompress:
+      return Compress(request, progress);
     case MessageType::kSnapshot:
       return TakeSnapshot();
     case MessageType::kSetLifetime:

@@ -145,6 +145,7 @@ class RequestHandler {
   Result<wire::Json> RemoveModel(const Request& request);
   Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
   Result<wire::Json> Rewrite(const Request& request, const ProgressFn& progress);
+  Result<wire::Json> Compress(const Request& request, const ProgressFn& progress);
   Result<wire::Json> TakeSnapshot();
 
   // put_calls.cc

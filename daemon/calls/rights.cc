@@ -25,6 +25,7 @@ Status RequestHandler::CheckRight(MessageType type) const {
     case MessageType::kRemove:
     case MessageType::kSetLifetime:
     case MessageType::kRewrite:
+    case MessageType::kCompress:
     case MessageType::kPersist:
       if (!peer_.write) return lacks("write");
       return {};

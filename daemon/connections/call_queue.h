@@ -42,7 +42,8 @@ struct Call {
   bool may_take_hours() const {
     return frame.header.type == wire::MessageType::kVerify ||
            frame.header.type == wire::MessageType::kWaitReady ||
-           frame.header.type == wire::MessageType::kRewrite;
+           frame.header.type == wire::MessageType::kRewrite ||
+           frame.header.type == wire::MessageType::kCompress;
   }
 
   Frame frame;

@@ -38,6 +38,7 @@ Runs RunsOf(const wire::FrameHeader& header) {
     case MessageType::kMatch:
     case MessageType::kExplain:
     case MessageType::kRewrite:
+    case MessageType::kCompress:
     case MessageType::kPersist:
       return Runs::kLong;
     case MessageType::kReadLayer:

@@ -29,6 +29,7 @@ struct AttachSpec {
   // to the store in the background, until half as many are left. 0: all stay in memory; otherwise
   // at least kMinOwnMemoryTokens.
   uint32_t own_memory_tokens = 0;
+  bool accept_compressed = false;  // as in MatchSpec; a prefix that is named needs it not
 };
 
 inline constexpr uint32_t kMinOwnMemoryTokens = 256;

@@ -19,6 +19,9 @@ struct MatchSpec {
   bool accept_approximate = false;
   std::string lineage;
   EngineSpeed engine;
+  // Takes compressed prefixes (compress.h), too: they serve steps under a policy, and can neither
+  // be restored nor continued. Of equally long ones an uncompressed one is taken.
+  bool accept_compressed = false;
   bool operator==(const MatchSpec&) const = default;
 };
 
@@ -28,6 +31,7 @@ struct PrefixMatch {
   uint32_t stored_tokens = 0;
   uint32_t exact_tokens = 0;  // the matched tokens before the first derived one
   ReuseEstimate estimate;     // of nothing when nothing matches
+  bool compressed = false;    // of some of its tokens no rows are stored
 };
 
 }  // namespace prefixd

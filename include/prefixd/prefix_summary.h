@@ -27,6 +27,10 @@ struct PrefixSummary {
   RowEncoding encoding = RowEncoding::kAsGiven;  // for the rows of its own tokens
   EncodingError encoding_error;                  // the error of these rows
   uint32_t exact_tokens = 0;                     // those before the first derived one
+  // Of a compressed prefix: how many of its own tokens have rows, for each KV head, and the bytes
+  // that compressing saved. 0: not compressed.
+  uint32_t kept_tokens = 0;
+  uint64_t saved_bytes = 0;
 };
 
 struct PrefixDetail {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "prefixd/attach.h"
+#include "prefixd/compress.h"
 #include "prefixd/explain.h"
 #include "prefixd/kv_shape.h"
 #include "prefixd/lifetime.h"
@@ -169,6 +170,13 @@ class Store {
   // says why.
   virtual Result<RewriteResult> Rewrite(std::string_view prefix, RewriteKind kind,
                                         const ProgressFn& progress) = 0;
+  // Compresses the segment in which the prefix ends, for good, once what that does to attention
+  // over the prefix is measured (compress.h). kFailedPrecondition while others need its rows
+  // (prefixes that continue it or end in it), while it is open or its summaries are not ready, and
+  // where the policy needs queries and the put kept none. Reading, restoring, continuing and exact
+  // attention of a compressed prefix are refused.
+  virtual Result<CompressReport> Compress(std::string_view prefix, const CompressSpec& spec,
+                                          const ProgressFn& progress) = 0;
   // Keeps all that is committed now as it is, for a copy of it. Over a connection only the daemon's
   // own user may do it, over its Unix socket. kFailedPrecondition while there is another one.
   virtual Result<std::unique_ptr<Snapshot>> TakeSnapshot() = 0;

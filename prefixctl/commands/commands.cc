@@ -52,6 +52,12 @@ std::string ErrorText(double error) {
 
 // "int8, keys off by 0.0061 (at most 0.0098), values off by ...". Errors are relative to the rows'
 // norms.
+std::string CompressedText(const PrefixSummary& p) {
+  if (p.kept_tokens == 0) return "-";
+  return "rows of " + Count(p.kept_tokens) + " of " + Count(p.own_tokens) + " tokens, " +
+         Bytes(p.saved_bytes) + " saved";
+}
+
 std::string RowsText(RowEncoding encoding, const EncodingError& e) {
   const std::string name(RowEncodingName(encoding));
   if (encoding == RowEncoding::kAsGiven) return name;
@@ -236,6 +242,7 @@ Status ShowPrefix(RemoteStore& client, const Options& options) {
                {"on disk", Bytes(p.own_bytes)},
                {"rows", RowsText(p.encoding, p.encoding_error)},
                {"derived rows", DerivedText(p)},
+               {"compressed", CompressedText(p)},
                {"state", state},
                {"created (UTC)", Time(p.created_unix_ms)},
                {"last used (UTC)", Time(p.last_used_unix_ms)},

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client_lib/remote_store.h"
+#include "prefixd/compress.h"
 #include "prefixd/result.h"
 
 namespace prefixd::ctl {
@@ -27,6 +28,7 @@ struct Options {
   bool accept_approximate = false;
   std::string lineage;
   EngineSpeed engine;  // explain
+  CompressSpec compress;
 };
 
 // Each prints to stdout and returns its error; main prints the error and picks the exit code.

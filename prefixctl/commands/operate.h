@@ -10,6 +10,7 @@ Status Explain(RemoteStore& client, const Options& options);          // explain
 Status ReclusterPrefix(RemoteStore& client, const Options& options);  // rewrite.cc
 Status CompactPrefix(RemoteStore& client, const Options& options);
 Status EncryptPrefixes(RemoteStore& client, const Options& options);
+Status CompressPrefix(RemoteStore& client, const Options& options);  // compress.cc
 
 // backup.cc. kCorrupt when segments do not verify; the rest is in the backup.
 Status BackUpDaemon(RemoteStore& client, const Options& options);

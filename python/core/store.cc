@@ -162,6 +162,17 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("prefix"), nb::arg("kind"), nb::arg("progress") = nb::none())
       .def(
+          "compress",
+          [](const StoreHandle& s, const std::string& prefix, const std::string& json,
+             nb::object progress) {
+            const auto spec = Unwrap(wire::FromText<CompressSpec>(json, "compress"));
+            return wire::ToText(
+                Unwrap(Progress(std::move(progress)).Run([&](const ProgressFn& report) {
+                  return s.get()->Compress(prefix, spec, report);
+                })));
+          },
+          nb::arg("prefix"), nb::arg("json"), nb::arg("progress") = nb::none())
+      .def(
           "wait_ready",
           [](const StoreHandle& s, const std::string& prefix, nb::object progress) {
             Check(Progress(std::move(progress)).Run([&](const ProgressFn& report) {

@@ -27,12 +27,20 @@ class PrefixMatch:
     stored_tokens: int
     exact_tokens: int  # the matched tokens before the first derived one
     estimate: ReuseEstimate
+    compressed: bool = False  # of some of its tokens no rows are stored
 
     @classmethod
     def from_json(cls, text: str) -> PrefixMatch:
         wire = json.loads(text)
         estimate = ReuseEstimate.from_wire(wire["estimate"])
-        return cls(wire["prefix"], wire["n_tokens"], wire["stored_tokens"], wire["exact_tokens"], estimate)
+        return cls(
+            wire["prefix"],
+            wire["n_tokens"],
+            wire["stored_tokens"],
+            wire["exact_tokens"],
+            estimate,
+            wire["compressed"],
+        )
 
     @property
     def derived(self) -> bool:
@@ -175,16 +183,19 @@ class Store:
         accept_approximate: bool = False,
         lineage: str = "",
         engine: EngineSpeed = ENGINE_UNKNOWN,
+        accept_compressed: bool = False,
     ) -> PrefixMatch:
         """Returns the longest stored prefix of these tokens. It ends before the first derived token,
         unless all are accepted or those of a lineage (PutResult.lineage). `engine` is what the
-        match's estimate is for."""
+        match's estimate is for. `accept_compressed` takes compressed prefixes, too, which steps under a
+        policy can attend over and nobody can load."""
         spec = {
             "model": model,
             "tenant": tenant,
             "accept_approximate": accept_approximate,
             "lineage": lineage,
             "engine": asdict(engine),
+            "accept_compressed": accept_compressed,
         }
         return PrefixMatch.from_json(self.core.match(json.dumps(spec), arrays.tokens_array(tokens)))
 
@@ -226,6 +237,7 @@ class Store:
         call_timeout: float | None = None,
         engine: EngineSpeed = ENGINE_UNKNOWN,
         own_memory_tokens: int = 0,
+        accept_compressed: bool = False,
     ) -> Session:
         """Returns a session over the longest stored prefix of `tokens`, or over the named prefix;
         over only its first n_tokens where given. NotFound when nothing matches; derived tokens are
@@ -233,7 +245,8 @@ class Store:
         bounds the attach and each call of the session, in seconds: DeadlineExceeded beyond it, and
         the session goes on. `engine` is what the estimate in the session's `info` is for. Beyond
         `own_memory_tokens` own tokens (0: no bound, else at least 256) the oldest move to the store
-        in the background, and steps read them as they read the prefix."""
+        in the background, and steps read them as they read the prefix. `accept_compressed` is that of
+        `match`; a named prefix may be compressed."""
         spec = {
             "model": model,
             "tenant": tenant,
@@ -245,6 +258,7 @@ class Store:
             "engine": asdict(engine),
             "call_timeout_ms": 0 if call_timeout is None else max(1, round(call_timeout * 1000)),
             "own_memory_tokens": own_memory_tokens,
+            "accept_compressed": accept_compressed,
         }
         row = arrays.tokens_array([] if tokens is None else tokens)
         return Session(self.core.attach(json.dumps(spec), row))
@@ -320,6 +334,24 @@ class Store:
         stay as they are."""
         result: dict[str, Any] = json.loads(self.core.rewrite(prefix, kind, progress))
         return result
+
+    def compress(
+        self,
+        prefix: str,
+        *,
+        keep: float = 0.25,
+        policy: str = "gkv",
+        max_error: float = 0.0,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Keeps the rows of `keep` of the tokens alone, for good, ranked by `policy`: "window", or by
+        queries that the put kept "local", "snapkv" or "gkv". First measures what that does to attention
+        over the prefix, and returns it; where the mean error would be above `max_error` (0: any) the
+        prefix stays as it is and `refused` says so."""
+        spec = {"keep": keep, "policy": policy, "max_error": max_error, "dry_run": dry_run}
+        report: dict[str, Any] = json.loads(self.core.compress(prefix, json.dumps(spec), progress))
+        return report
 
     def verify(self, prefix: str = "", progress: Progress | None = None) -> dict[str, Any]:
         """Reads every segment that a prefix needs (or all of the store) and checks it; returns

@@ -96,6 +96,15 @@ bool IsRetiredIndexBlob(std::string_view name) {
          name == "recall.pages";
 }
 
+Status RemoveIndexBlobs(const DerivedContext& context, const storage::SegmentId& id) {
+  for (const std::string& name : context.segments.ListBlobs(id)) {
+    const bool index = name.starts_with("codes.") || name.starts_with("ivf.") ||
+                       name.starts_with("recall.") || IsRetiredIndexBlob(name);
+    if (index) PREFIXD_TRY(context.segments.RemoveBlob(id, name));
+  }
+  return {};
+}
+
 TokenRange IndexedTokens(TokenRange stored, Anchors anchors) {
   return {std::max(stored.begin, anchors.n_sink), std::max(stored.end, anchors.n_sink)};
 }

@@ -33,6 +33,9 @@ std::string IndexBlobName(index::IndexKind kind, uint32_t layer, uint32_t kv_hea
 std::string IndexProducer(index::IndexKind kind, Anchors anchors);
 // Whether the blob belongs to a kind of index that older builds made and no code reads any more.
 bool IsRetiredIndexBlob(std::string_view name);
+// Removes all indexes beside a segment, and their recall: of a compressed one, whose tokens they
+// name have no rows any more.
+Status RemoveIndexBlobs(const DerivedContext& context, const storage::SegmentId& id);
 // Returns the tokens of a segment that its indexes cover.
 TokenRange IndexedTokens(TokenRange stored, Anchors anchors);
 

@@ -17,6 +17,9 @@ class PreviewPrefix final : public storage::StoredPrefix {
   const storage::ModelRecord& model() const override { return inner_->model(); }
   uint32_t n_tokens() const override { return inner_->n_tokens(); }
   std::span<const uint32_t> tokens() const override { return inner_->tokens(); }
+  Result<std::vector<uint32_t>> KeptTokens(uint32_t layer, uint32_t kv_head) const override {
+    return inner_->KeptTokens(layer, kv_head);
+  }
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   storage::RowSink out, ReadStats* stats) const override {
     return inner_->ReadRows(layer, kv_head, ids, part, out, stats);

@@ -120,6 +120,8 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
     if (IsRetiredIndexBlob(name)) PREFIXD_TRY(context.segments.RemoveBlob(id, name));
   }
   const storage::PrefixInfo& info = prefix->info();
+  // All was made before rows went, which it cannot be made without.
+  if (info.kept_rows > 0) return RemoveIndexBlobs(context, id);
   const TokenRange stored{info.n_tokens - info.own_tokens, info.n_tokens};
   const SegmentPart segment{id, stored, stored};
   PREFIXD_ASSIGN(const MemoryCharge memory,
@@ -175,6 +177,7 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
 bool IngestComplete(const DerivedContext& context, const Model& model,
                     const storage::PrefixInfo& info) {
   const RuntimeOptions& options = context.options;
+  if (info.kept_rows > 0) return true;
   if (!context.segments.GetBlob(info.id, kDoneBlob, DoneProducer(context, model)).ok())
     return false;
   const auto names = context.segments.ListBlobs(info.id);

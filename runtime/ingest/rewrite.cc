@@ -82,6 +82,7 @@ Result<Rewritten> RewriteSegment(storage::PrefixStore& store, const DerivedConte
                                  const Model& model, const SegmentId& id, WorkProgress& progress) {
   Rewritten out;
   PREFIXD_ASSIGN(const storage::PrefixInfo info, context.segments.GetPrefix(id));
+  if (info.kept_rows > 0) return out;
   if (info.live) return out;  // its session joins what it moved (runtime/session/session_move.cc)
   if (WorthCompacting(context, info)) {
     const auto compacted = Compact(store, context, model, id, progress);

@@ -37,10 +37,12 @@ struct PrefixMemory {
   struct Head {
     CallMutex mutex;       // held while loading
     CallMutex keys_mutex;  // held while loading keys, which takes long without blocking steps
-    std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false};
+    std::atomic<bool> has_anchors{false}, has_keys{false}, has_features{false}, has_kept{false};
     std::vector<std::byte> anchors;  // [sinks + tail][row bytes]
     MemoryCharge anchors_memory;
-    const std::byte* keys = nullptr;  // [mid][key bytes], in PrefixMemory::keys
+    const std::byte* keys = nullptr;  // [mid, or kept][key bytes], in PrefixMemory::keys
+    std::vector<uint32_t> kept;       // of a compressed prefix: mid tokens with rows
+    MemoryCharge kept_memory;
     std::array<LoadedIndex, index::kIndexKinds> indexes;
     std::optional<TokenFeatures> features;
     MemoryCharge features_memory;
@@ -63,6 +65,7 @@ struct PrefixMemory {
     summaries.clear();
   }
 
+  uint32_t kept_rows = 0;  // the prefix's: what is loaded is of no use to one with others
   std::vector<Head> heads;
   std::mutex keys_mutex;
   std::shared_ptr<PrefixKeys> keys;  // null: nothing is loaded

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -22,7 +23,9 @@ PreparedPrefix::PreparedPrefix(const Services& services, std::shared_ptr<const M
       partition_(Partition::Of(stored_->n_tokens(), services.derived.options.anchors)),
       account_(services.derived.MemoryOf(stored_->info().tenant)),
       exact_(index::MakeExactIndex(partition_.mid)),
-      memory_(memory ? std::move(memory) : std::make_shared<PrefixMemory>(HeadCount(*model_))) {}
+      memory_(memory ? std::move(memory) : std::make_shared<PrefixMemory>(HeadCount(*model_))) {
+  memory_->kept_rows = stored_->info().kept_rows;
+}
 
 Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Services& services,
                                                              std::shared_ptr<const Model> model,
@@ -32,6 +35,7 @@ Result<std::unique_ptr<PreparedPrefix>> PreparedPrefix::Open(const Services& ser
   PREFIXD_ASSIGN(auto stored, services.derived.segments.OpenPrefix(id, n_tokens));
   PREFIXD_ASSIGN(auto parts,
                  ChainParts(services.derived.segments, stored->info(), stored->n_tokens()));
+  if (memory && memory->kept_rows != stored->info().kept_rows) memory = nullptr;
   return std::unique_ptr<PreparedPrefix>(new PreparedPrefix(
       services, std::move(model), std::move(stored), std::move(parts), std::move(memory)));
 }
@@ -71,7 +75,46 @@ const SegmentPart* PreparedPrefix::LargestPart() const {
   return largest;
 }
 
+uint32_t PreparedPrefix::candidates() const {
+  if (!compressed()) return partition_.mid.size();
+  const uint32_t dropped = stored_->info().own_tokens - stored_->info().kept_rows;
+  return partition_.mid.size() - std::min(dropped, partition_.mid.size());
+}
+
+Result<std::span<const uint32_t>> PreparedPrefix::KeptMid(size_t head) {
+  PrefixMemory::Head& state = memory_->heads[head];
+  if (!state.has_kept.load(std::memory_order_acquire)) {
+    PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.mutex));
+    if (!state.has_kept.load(std::memory_order_relaxed)) {
+      PREFIXD_ASSIGN(const auto own, stored_->KeptTokens(layer_of(head), kv_head_of(head)));
+      const TokenRange mid = partition_.mid;
+      PREFIXD_ASSIGN(state.kept_memory,
+                     account_.Take(MemoryKind::kKeys, uint64_t{mid.size()} * sizeof(uint32_t)));
+      std::vector<uint32_t> kept;
+      // The segments before the last have all their rows.
+      for (uint32_t t = mid.begin; t < std::min(mid.end, parts_.back().stored.begin); ++t) {
+        kept.push_back(t);
+      }
+      std::ranges::copy_if(own, std::back_inserter(kept),
+                           [&](uint32_t t) { return mid.contains(t); });
+      kept.shrink_to_fit();
+      state.kept_memory.Set(kept.size() * sizeof(uint32_t));
+      state.kept = std::move(kept);
+      state.has_kept.store(true, std::memory_order_release);
+    }
+  }
+  return std::span<const uint32_t>(state.kept);
+}
+
+void PreparedPrefix::DropMissing(size_t head, std::vector<uint32_t>& ids) const {
+  if (!compressed()) return;
+  const std::vector<uint32_t>& kept = memory_->heads[head].kept;
+  std::erase_if(ids, [&](uint32_t id) { return !std::ranges::binary_search(kept, id); });
+}
+
+// Indexes were made of all rows, and would return tokens that have none any more.
 bool PreparedPrefix::has_index(index::IndexKind kind) const {
+  if (compressed()) return false;
   if (kind == index::IndexKind::kCodes) return HasCodes(services_.derived, parts_, partition_.mid);
   const SegmentPart* part = LargestPart();
   if (!part || part->used.size() < partition_.mid.size() / 2) return false;
@@ -89,9 +132,15 @@ Result<std::vector<HeadChoice>> PreparedPrefix::Choices() const {
     const auto blob = services_.derived.segments.GetBlob(part->id, kChoiceBlob, producer);
     if (!blob.ok() && Unread(blob.error())) return blob.error();
     if (!blob.ok()) continue;
-    if (auto choices = DeserializeChoices(*blob); choices.ok() && !choices->empty()) {
-      return choices;
+    auto choices = DeserializeChoices(*blob);
+    if (!choices.ok() || choices->empty()) continue;
+    for (HeadChoice& choice : *choices) {
+      if (compressed()) {
+        std::erase_if(choice.errors,
+                      [](const EstimatorError& e) { return e.estimator.clustered(); });
+      }
     }
+    return choices;
   }
   return std::vector<HeadChoice>{};
 }
@@ -106,6 +155,12 @@ Status PreparedPrefix::CheckStored(const EstimatorVariant& variant) const {
                                 : "its feature maps cannot be loaded: " + model_->maps_error;
     return Error{Code::kFailedPrecondition,
                  "no phi caches for model '" + model_->spec.name + "': " + why};
+  }
+  if (compressed() && variant.clustered()) {
+    return Error{Code::kFailedPrecondition,
+                 "estimator '" + variant.Name() +
+                     "' needs the keys of all tokens, and the prefix is compressed; use estimator "
+                     "auto or moment"};
   }
   const bool missing = (variant.kind == EstimatorKind::kPhi && !has_phi_caches()) ||
                        (variant.clustered() && !has_clusters());
@@ -203,17 +258,18 @@ std::shared_ptr<PrefixKeys> PreparedPrefix::MakeKeys(uint32_t room) const {
     strides[head] = slides ? 0 : row(head).key_bytes();
   }
   auto keys = std::make_shared<PrefixKeys>(strides, room, std::move(memory));
-  keys->Take(0, partition_.mid.size());
+  keys->Take(0, candidates());
   return keys;
 }
 
 PrefixKeys* PreparedPrefix::Keys() {
   std::lock_guard lock(memory_->keys_mutex);
-  if (!memory_->keys) memory_->keys = MakeKeys(partition_.mid.size());
+  if (!memory_->keys) memory_->keys = MakeKeys(candidates());
   return memory_->keys.get();
 }
 
 void PreparedPrefix::TakeKeysOf(const PreparedPrefix& shorter) {
+  if (compressed() || shorter.compressed()) return;  // their keys are of other tokens
   std::shared_ptr<PrefixKeys> before;
   {
     std::lock_guard lock(shorter.memory_->keys_mutex);
@@ -253,8 +309,10 @@ Result<std::optional<RowsView>> PreparedPrefix::MidKeys(size_t head, Bring bring
     }
     PREFIXD_TRY(LoadKeys(head, nullptr, storage::RangeUse::kOwn, nullptr, reads));
   }
-  return std::optional(
-      RowsView{state.keys, partition_.mid.size(), row.key_bytes(), {row.key_dim, 0, row.dtype}});
+  return std::optional(RowsView{state.keys,
+                                compressed() ? state.kept.size() : partition_.mid.size(),
+                                row.key_bytes(),
+                                {row.key_dim, 0, row.dtype}});
 }
 
 Status PreparedPrefix::LoadKeys(size_t head, const PreparedPrefix* shorter, storage::RangeUse use,
@@ -262,12 +320,28 @@ Status PreparedPrefix::LoadKeys(size_t head, const PreparedPrefix* shorter, stor
   // A load that may be stopped checks `stop` after this many tokens.
   constexpr uint32_t kTokensAtATime = 16384;
   PrefixMemory::Head& state = memory_->heads[head];
+  std::span<const uint32_t> kept;
+  if (compressed()) {
+    PREFIXD_ASSIGN(kept, KeptMid(head));
+  }
   PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(state.keys_mutex));
   if (state.has_keys.load(std::memory_order_relaxed)) return {};
   const PrefixKeys* keys = Keys();
   if (keys == nullptr) return {};
   const size_t stride = row(head).key_bytes();
   std::byte* const rows = keys->rows(head);
+  if (compressed()) {
+    PREFIXD_CHECK(kept.size() <= keys->room(), kept.size(), keys->room());
+    for (size_t at = 0; at < kept.size(); at += kTokensAtATime) {
+      if (stop && *stop) return Error{Code::kCancelled, "keys are not wanted any more"};
+      const auto ids = kept.subspan(at, std::min<size_t>(kTokensAtATime, kept.size() - at));
+      PREFIXD_TRY(stored_->ReadRows(layer_of(head), kv_head_of(head), ids, storage::RowPart::kKey,
+                                    {{rows + at * stride, ids.size() * stride}, stride}, reads));
+    }
+    state.keys = rows;
+    state.has_keys.store(true, std::memory_order_release);
+    return {};
+  }
   uint32_t at = partition_.mid.begin + memory_->keys_before;
   if (memory_->keys_before == 0 && shorter && shorter->holds_keys(head)) {
     const uint32_t had = shorter->partition_.mid.size();

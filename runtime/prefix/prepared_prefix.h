@@ -72,6 +72,13 @@ class PreparedPrefix {
   std::span<const SegmentPart> parts() const { return parts_; }
   // Returns the maps whose caches complete this prefix; null without maps.
   const FeatureMapSet* maps() const { return model_->MapsFor(n_tokens()); }
+  // Whether tokens of the mid region have no rows: they stay in the remainder.
+  bool compressed() const { return stored_->compressed(); }
+  // Returns the mid tokens that a head may retrieve, ascending. REQUIRES: compressed().
+  Result<std::span<const uint32_t>> KeptMid(size_t head);
+  // Takes away the tokens that have no rows, of ids of the mid region, ascending. REQUIRES: KeptMid
+  // was called for the head where the prefix is compressed.
+  void DropMissing(size_t head, std::vector<uint32_t>& ids) const;
   bool has_phi_caches() const;                  // beside every segment of the chain
   bool has_clusters() const;                    // likewise
   bool has_index(index::IndexKind kind) const;  // covering at least half of the mid region
@@ -90,7 +97,8 @@ class PreparedPrefix {
   Status CheckStored(const EstimatorVariant& variant) const;
 
   Result<AnchorRows> Anchors(size_t head, storage::ReadStats* reads);
-  // Returns keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region.
+  // Returns keys alone (value_dim 0), densely: row i is token mid.begin + i of the mid region, or
+  // token i of KeptMid.
   // nullopt when the keys of all heads do not fit into the memory left for selection, or are still
   // being loaded (kLater): HeadKeys then reads them from the store.
   Result<std::optional<RowsView>> MidKeys(size_t head, Bring bring, storage::ReadStats* reads);
@@ -129,6 +137,8 @@ class PreparedPrefix {
   const SegmentPart* LargestPart() const;
   // Describes how a head's index of that kind is loaded.
   Result<IndexSource> Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
+  // Mid tokens that a head may retrieve.
+  uint32_t candidates() const;
   // Returns where the keys of all heads are, or will be; null: memory has no room for them.
   PrefixKeys* Keys();
   // Sets memory_->keys, unless it is set: to those of `shorter`, behind which it takes its own.

@@ -111,6 +111,7 @@ Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const Per
   PREFIXD_TRY(CheckPersisted(own, heads_, tokens.size()));
   const auto n = static_cast<uint32_t>(tokens.size());
   const storage::StoredPrefix& prefix = plan->prefix->stored();
+  if (prefix.compressed()) return storage::Compressed(prefix.info().id);
   const MemoryAccount& account = plan->prefix->account();
   const bool behind_derived = info_.exact_tokens < info_.n_tokens;
   // The own tokens before the first derived one.

@@ -277,6 +277,12 @@ Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const Pre
   if (policy.selector == "auto") return usual();
   PREFIXD_ASSIGN(const IndexKind kind, index::IndexFromName(policy.selector));
   if (kind == IndexKind::kExact || prefix.has_index(kind)) return kind;
+  if (prefix.compressed()) {
+    return Error{
+        Code::kFailedPrecondition,
+        "this prefix is compressed and has no indexes: the keys that are left are searched "
+        "exactly; use selector auto or exact"};
+  }
   if (prefix.stored().info().live) return usual();
   return Error{Code::kFailedPrecondition,
                "this prefix has no index '" + policy.selector + "' (with ingest.build_" +
@@ -301,6 +307,9 @@ Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Pre
   auto plan = std::make_shared<SessionPlan>();
   plan->policy = policy;
   plan->prefix = prefix;
+  if (policy.mode == StepMode::kFull && prefix->compressed()) {
+    return storage::Compressed(prefix->stored().info().id);
+  }
   if (policy.mode == StepMode::kFull) plan->estimator = "exact";
   if (policy.mode == StepMode::kAnchors) plan->estimator = "anchors only";
   if (policy.mode != StepMode::kRetrieve) return plan;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "index/ranking/group_ranking.h"
 #include "runtime/prefix/head_keys.h"
@@ -18,9 +19,7 @@ Status RetrievedRows::Read(PreparedPrefix& prefix, size_t head, std::span<const 
                                        known ? storage::RowPart::kValue : storage::RowPart::kRow,
                                        views_, &reads));
   for (size_t i = 0; known && i < ids.size(); ++i) {
-    views_.rows[i].key = keys.resident()
-                             ? keys.resident()->key(ids[i] - prefix.partition().mid.begin)
-                             : selected_keys.data() + i * key_bytes;
+    views_.rows[i].key = keys.resident() ? keys.key(ids[i]) : selected_keys.data() + i * key_bytes;
   }
   return {};
 }
@@ -54,13 +53,16 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
       request.queries = search.q;
       request.group = geometry.group_size(layer);
       request.layer = geometry.layers[layer];
-      request.candidates = search.plan->Candidates(head);
+      request.candidates = keys->Searched(search.plan->Candidates(head));
       request.k = search.k;
       request.scores = search.scores;
       request.selected_keys = search.selected_keys;
     }
     std::vector<Result<Selection>> found = index->SearchMany(requests);
-    for (size_t i = 0; i < searches.size(); ++i) searches[i].found = std::move(found[i]);
+    for (size_t i = 0; i < searches.size(); ++i) {
+      if (found[i].ok()) keys->ToTokens(*found[i]);
+      searches[i].found = std::move(found[i]);
+    }
     return {};
   }();
   for (size_t i = 0; i < searches.size(); ++i) {
@@ -73,7 +75,7 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
     if (!status.ok()) search.found = status.error();
     if (!search.found.ok()) continue;
     // The search tells nothing of the tokens that a window hides, so there are no cuts.
-    if (requests[i].candidates != prefix.partition().mid) {
+    if (search.plan->Candidates(head) != prefix.partition().mid) {
       search.found->cuts.assign(requests[i].group, Cut{});
     }
     ledger.selections += 1;
@@ -95,8 +97,9 @@ RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const ui
                .ids;
     for (uint32_t& id : best) id = set[id];
   }
-  return {Dilated(set, best, reach, plan.Candidates(head)), MakeCutOffsets(cuts, scores),
-          std::make_shared<GatheredRowsSlot>()};
+  std::vector<uint32_t> ids = Dilated(set, best, reach, plan.Candidates(head));
+  plan.prefix->DropMissing(head, ids);
+  return {std::move(ids), MakeCutOffsets(cuts, scores), std::make_shared<GatheredRowsSlot>()};
 }
 
 }  // namespace prefixd

@@ -65,6 +65,11 @@ Result<std::optional<Attachable>> Find(const Core& core, const AttachSpec& spec)
                      "lineage that their put returned or with accept_approximate, or cut the "
                      "prefix there"};
   }
+  if (info.kept_rows > 0 && n_tokens > info.n_tokens - info.own_tokens &&
+      (n_tokens < info.n_tokens || spec.policy.mode == StepMode::kFull ||
+       spec.own_memory_tokens > 0)) {
+    return storage::Compressed(info.id);
+  }
   // Attaching fails even where an open session still holds the prefix: no new session may use
   // damaged data.
   if (info.quarantined) {

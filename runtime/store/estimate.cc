@@ -39,7 +39,9 @@ ReuseEstimate EstimateReuse(const Core& core, const EngineSpeed& engine, const E
   const TokenRange tokens{std::min(engine.cached_tokens, of.n_tokens), of.n_tokens};
   estimate.tokens = tokens.size();
   if (estimate.tokens == 0) return estimate;
-  if (const auto held = core.storage->HeldRows(of.prefix, tokens); held.ok()) {
+  const auto info = core.storage->GetPrefix(of.prefix);
+  const bool restorable = !info.ok() || info->kept_rows == 0;
+  if (const auto held = core.storage->HeldRows(of.prefix, tokens); restorable && held.ok()) {
     estimate.memory_bytes = held->memory_bytes;
     estimate.disk_bytes = held->disk_bytes;
     estimate.restore = RestoreTime(core.rates, estimate, of.opened);

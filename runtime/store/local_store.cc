@@ -18,6 +18,7 @@
 #include "runtime/session/step_batch.h"
 #include "runtime/store/attach_session.h"
 #include "runtime/store/begin_put.h"
+#include "runtime/store/compress_prefix.h"
 #include "runtime/store/core.h"
 #include "runtime/store/estimate.h"
 #include "runtime/store/explain.h"
@@ -113,8 +114,8 @@ class LocalStoreImpl final : public LocalStore {
     const ReuseEstimate estimate =
         EstimateReuse(*core_, spec.engine, {model->spec, spec.tenant, match.id, match.n_tokens});
     core_->advised[static_cast<size_t>(estimate.advice)].fetch_add(1, std::memory_order_relaxed);
-    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens, match.exact_tokens,
-                       estimate};
+    return PrefixMatch{match.id.ToString(), match.n_tokens, match.stored_tokens,
+                       match.exact_tokens,  estimate,       match.compressed};
   }
 
   Result<std::unique_ptr<PendingMatch>> MatchAsync(const MatchSpec& spec,
@@ -132,6 +133,12 @@ class LocalStoreImpl final : public LocalStore {
                                 const ProgressFn& progress) override {
     PREFIXD_TRY(Opened());
     return RewritePrefix(*core_, prefix, kind, progress);
+  }
+
+  Result<CompressReport> Compress(std::string_view prefix, const CompressSpec& spec,
+                                  const ProgressFn& progress) override {
+    PREFIXD_TRY(Opened());
+    return CompressPrefix(*core_, prefix, spec, progress);
   }
 
   Result<std::unique_ptr<Snapshot>> TakeSnapshot() override {

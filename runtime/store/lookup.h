@@ -16,11 +16,14 @@ Status KnownModel(const Core& core, std::string_view model);  // kNotFound
 // kNotFound, also for what is no id.
 Result<storage::PrefixInfo> FindPrefix(const Core& core, std::string_view prefix);
 
-// Returns which derived rows a spec takes.
+// Returns which rows a spec takes beside exact ones. A put continues no compressed prefix: who adds
+// to one needs all of its rows.
 template <typename Spec>
 Result<storage::Acceptance> AcceptanceOf(const Spec& spec) {
   PREFIXD_ASSIGN(const storage::Lineage lineage, storage::ParseLineage(spec.lineage));
-  return storage::Acceptance{spec.accept_approximate, lineage};
+  storage::Acceptance accept{spec.accept_approximate, lineage};
+  if constexpr (requires { spec.accept_compressed; }) accept.compressed = spec.accept_compressed;
+  return accept;
 }
 
 }  // namespace prefixd

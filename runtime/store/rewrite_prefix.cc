@@ -1,53 +1,17 @@
 #include "runtime/store/rewrite_prefix.h"
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
-#include <stop_token>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "runtime/ingest/rewrite.h"
 #include "runtime/store/lookup.h"
+#include "runtime/store/work_reporter.h"
 
 namespace prefixd {
 namespace {
 
 using storage::SegmentId;
-
-// Passes a job's progress on while it runs, and its end to the job when the listener asks for it.
-class Reporter {
- public:
-  Reporter(WorkProgress& work, const ProgressFn& progress, const char* unit)
-      : work_(work), progress_(progress), unit_(unit) {
-    if (progress_) {
-      thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
-    }
-  }
-
- private:
-  void Run(const std::stop_token& stop) {
-    constexpr auto kEvery = std::chrono::milliseconds(100);
-    std::mutex mutex;
-    std::condition_variable_any changed;
-    std::unique_lock lock(mutex);
-    while (!stop.stop_requested()) {
-      changed.wait_for(lock, stop, kEvery, [] { return false; });
-      const uint64_t total = work_.total;
-      if (total > 0 && !progress_(std::min(work_.done.load(), total), total, unit_)) {
-        work_.cancelled = true;
-        return;
-      }
-    }
-  }
-
-  WorkProgress& work_;
-  const ProgressFn& progress_;
-  const char* unit_;
-  std::jthread thread_;
-};
 
 // What cannot be done to one segment, but says nothing about the others.
 bool Stays(const Error& error) {
@@ -63,7 +27,7 @@ Status Recluster(Core& core, const Model& model, const storage::PrefixInfo& info
     core.rewrites->Forget(id);
     WorkProgress work;
     const Status done = [&] {
-      const Reporter reporter(work, progress, "rows");
+      const WorkReporter reporter(work, progress, "rows");
       return ReclusterNow(*core.storage, core.derived, model, id, work);
     }();
     if (!done.ok() && !Stays(done.error())) return done;
@@ -107,7 +71,7 @@ Status Compact(Core& core, const Model& model, std::string_view prefix, const Pr
     core.rewrites->Forget(leaf);
     WorkProgress work;
     const auto compacted = [&] {
-      const Reporter reporter(work, progress, "heads");
+      const WorkReporter reporter(work, progress, "heads");
       return CompactNow(*core.storage, core.derived, model, leaf, work);
     }();
     if (!compacted.ok() && !Stays(compacted.error())) return compacted.error();

@@ -44,6 +44,8 @@ PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {
   s.quarantine = info.quarantine;
   s.encoding = info.encoding;
   s.encoding_error = info.encoding_error;
+  s.kept_tokens = info.kept_rows;
+  s.saved_bytes = info.full_bytes - std::min(info.full_bytes, info.file_bytes);
   s.exact_tokens = info.exact_tokens;
   core.resumption->LookAt({&info.chain.back(), 1});
   const auto standing = core.ingest->Get(info.chain.back());

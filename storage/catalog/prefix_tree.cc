@@ -144,6 +144,42 @@ Result<SegmentRecord> PrefixTree::Record(const SegmentId& id) const {
 
 Status PrefixTree::Update(const SegmentRecord& record, const Uuid& file, const Commit& commit) {
   std::lock_guard lock(mutex_);
+  return UpdateNode(record, file, commit);
+}
+
+Status PrefixTree::CheckUnshared(const SegmentId& id, uint32_t pins) const {
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end()) return NoPrefix(id);
+  const Node& node = it->second;
+  const auto refuse = [&](const std::string& why) {
+    return Error{Code::kFailedPrecondition,
+                 "prefix " + id.ToString() + " cannot be compressed: " + why};
+  };
+  if (node.record.compressed()) return refuse("it is compressed already");
+  if (node.record.live) return refuse("it is a session's own tokens");
+  if (!node.quarantine.empty()) return refuse("it is quarantined: " + node.quarantine);
+  if (node.children > 0) return refuse("others continue it, and need its rows");
+  for (const SegmentId& name : node.aliases) {
+    const auto alias = aliases_.find(name);
+    if (alias == aliases_.end() || alias->second.n_tokens == node.record.tokens.end) continue;
+    return refuse("the shorter prefix " + name.ToString() + " ends in it; remove that first");
+  }
+  if (node.pins > pins) return refuse("it is open; detach its sessions first");
+  return {};
+}
+
+Status PrefixTree::CheckCompressible(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  return CheckUnshared(id, 0);
+}
+
+Status PrefixTree::Compress(const SegmentRecord& record, const Uuid& file, const Commit& commit) {
+  std::lock_guard lock(mutex_);
+  PREFIXD_TRY(CheckUnshared(record.id, 0));
+  return UpdateNode(record, file, commit);
+}
+
+Status PrefixTree::UpdateNode(const SegmentRecord& record, const Uuid& file, const Commit& commit) {
   const auto it = nodes_.find(record.id);
   if (it == nodes_.end()) return NoPrefix(record.id);
   SegmentRecord& known = it->second.record;
@@ -262,7 +298,7 @@ bool PrefixTree::Usable(const SegmentId& id, int64_t now, const Acceptance& acce
   const std::vector<const Node*> chain = ChainOf(id);
   return Complete(chain) && AliveNode(*chain.back(), now) &&
          std::all_of(chain.begin(), chain.end(), [&](const Node* node) {
-           return node->quarantine.empty() && accept.Takes(node->record.lineage, node->record.live);
+           return node->quarantine.empty() && accept.TakesSegment(node->record);
          });
 }
 
@@ -338,6 +374,9 @@ Result<PrefixInfo> PrefixTree::Info(const SegmentId& id) const {
   info.pinned = node.record.pinned;
   info.expires_unix_ms = node.record.expires_unix_ms;
   info.live = node.record.live;
+  info.kept_rows = node.record.kept_rows;
+  info.full_bytes = node.record.full_bytes;
+  info.file_bytes = node.record.file_bytes;
   if (alias != aliases_.end()) {
     info.listed = true;
     info.label = alias->second.label;

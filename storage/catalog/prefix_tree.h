@@ -94,6 +94,12 @@ class PrefixTree {
   // Replaces the record of a segment; id, parent and tokens stay. kUnavailable when the segment's
   // file is not `file` any more.
   Status Update(const SegmentRecord& record, const Uuid& file, const Commit& commit);
+  // Whether nothing but the segment's whole names needs its rows, and nobody has it open: the
+  // message of kFailedPrecondition names the obstacle.
+  Status CheckCompressible(const SegmentId& id) const;
+  // Replaces the record as Update does, by that of a compressed segment; errors are
+  // CheckCompressible's, too.
+  Status Compress(const SegmentRecord& record, const Uuid& file, const Commit& commit);
   // Puts `compacted` in the place of `leaf` and of its parent, which only `leaf` continues: neither
   // may be pinned or quarantined. The message of kFailedPrecondition names the obstacle.
   Status Compact(const SegmentId& leaf, const SegmentRecord& compacted,
@@ -215,6 +221,8 @@ class PrefixTree {
   void InsertSibling(const Node& node);
   void EraseSibling(const Node& node);
   Result<Node*> CompactParentNode(const SegmentId& leaf) const;
+  Status CheckUnshared(const SegmentId& id, uint32_t pins) const;
+  Status UpdateNode(const SegmentRecord& record, const Uuid& file, const Commit& commit);
   void InsertNode(Node node);
   void EraseNode(const SegmentId& id);
   // The sets below that find segments and names without a look at all of them.

@@ -91,6 +91,10 @@ Result<InspectedSegment> InspectSegment(IoEngine& engine, const std::filesystem:
   record.encoding = header.encoding;
   record.encoding_error = ends.footer.error;
   record.lineage = header.lineage;
+  record.kept_rows = header.kept_rows;
+  if (record.compressed()) {
+    PREFIXD_ASSIGN(record.full_bytes, header.FullBytes());
+  }
   if ((record.tokens.begin == 0) != record.is_root()) {
     return Unsealed(path, "it begins at token " + std::to_string(record.tokens.begin) +
                               (record.is_root() ? " without" : " with") + " a parent");
@@ -138,7 +142,7 @@ std::vector<BlockHash> OwnHashes(std::span<const BlockHash> hashes, uint32_t beg
 Status CheckContinues(const SegmentRecord& parent, const SegmentRecord& child) {
   if (parent.model == child.model && parent.tenant == child.tenant &&
       child.tokens.begin > parent.tokens.begin && child.tokens.begin <= parent.tokens.end &&
-      (parent.lineage == Lineage{} || parent.lineage == child.lineage)) {
+      (parent.lineage == Lineage{} || parent.lineage == child.lineage) && !parent.compressed()) {
     return {};
   }
   return Error{Code::kCorrupt, "segment " + child.id.ToString() +

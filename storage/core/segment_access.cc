@@ -138,6 +138,10 @@ Status SegmentAccess::CheckRelations(const SegmentRecord& record) const {
     return wrong("it does not bear the lineage of the derived rows that it continues, of segment " +
                  record.parent.ToString());
   }
+  if (parent->compressed()) {
+    return wrong("the segment it continues, " + record.parent.ToString() +
+                 ", is compressed: some of the rows it needs are gone");
+  }
   // A child that begins behind its parent's beginning cannot close a circle.
   if (record.tokens.begin <= parent->tokens.begin || record.tokens.begin > parent->tokens.end) {
     return wrong("it begins at token " + std::to_string(record.tokens.begin) +

@@ -2,10 +2,17 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace prefixd::storage {
 
 uint32_t GatherPlan::SlotOf(uint32_t own) const {
   if (order_ == nullptr) return own;
+  if (layout_.compressed()) {
+    const auto at = std::ranges::lower_bound(order_->kept, own);
+    PREFIXD_CHECK(at != order_->kept.end() && *at == own, own);
+    return static_cast<uint32_t>(at - order_->kept.begin());
+  }
   return own / layout_.chunk_tokens() * layout_.chunk_tokens() + order_->slot_of[own];
 }
 
@@ -36,7 +43,7 @@ void GatherPlan::AddItem(const ItemPages& items, uint64_t first_page, uint32_t i
 }
 
 void GatherPlan::AddRow(uint32_t own, const RowTarget& out) {
-  if (order_ == nullptr) return AddSlot(own, out.key, out.value);
+  if (!layout_.reclustered()) return AddSlot(SlotOf(own), out.key, out.value);
   if (own < chunk_.begin || own >= chunk_.end) {
     const uint32_t chunk = own / layout_.chunk_tokens();
     const uint64_t run = layout_.run_page(layer_, head_);
@@ -54,7 +61,7 @@ void GatherPlan::AddRows(std::span<const uint32_t> tokens, uint32_t first, const
   constexpr size_t kPrefetch = 16;  // rows whose slot is prefetched ahead
   pieces_.reserve(pieces_.size() + tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (order_ != nullptr && i + kPrefetch < tokens.size()) {
+    if (layout_.reclustered() && i + kPrefetch < tokens.size()) {
       __builtin_prefetch(&order_->slot_of[tokens[i + kPrefetch] - first]);
     }
     AddRow(tokens[i] - first, out.From(i));
@@ -71,6 +78,10 @@ void GatherPlan::AddSlot(uint32_t slot, std::byte* key, std::byte* value) {
 
 void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
   if (!layout_.reclustered()) {
+    if (begin == end) return;
+    // Tokens that follow one another lie in slots that do.
+    end = SlotOf(begin) + (end - begin);
+    begin = SlotOf(begin);
     const bool dense = Adjacent(out.key, out.value) && out.key_stride == run_.row_bytes() &&
                        out.value_stride == out.key_stride;
     if (dense && run_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);

@@ -33,7 +33,8 @@ struct RowTarget {
 
 class GatherPlan {
  public:
-  // `order` is the run's in the reclustered layout, else null. GatherPlan borrows both arguments.
+  // `order` is the run's of a reclustered or compressed segment, else null. Of a compressed one
+  // rows that it has may be added, no others. GatherPlan borrows both arguments.
   GatherPlan(const SegmentLayout& layout, const RunOrder* order, uint32_t layer, uint32_t head,
              RowPart part, RowEncoding encoding = RowEncoding::kAsGiven)
       : layout_(layout),

@@ -37,14 +37,21 @@ using Lineage = std::array<uint8_t, 16>;
 std::string LineageName(const Lineage& lineage);              // 32 hex digits; "" for exact rows
 Result<Lineage> ParseLineage(std::string_view name_or_none);  // "": all zero
 
-// An Acceptance says which derived rows a request takes; exact ones it always takes.
+// An Acceptance says which rows a request takes beside exact ones, all of them stored, which it
+// always takes.
 struct Acceptance {
-  bool approximate = false;  // all of them
+  bool approximate = false;  // derived rows, all of them
   Lineage lineage{};         // those of this lineage
   bool live = false;         // those of live segments too: for the session that moved them alone
+  bool compressed = false;   // compressed segments, of which some rows alone are stored
 
   bool Takes(const Lineage& rows, bool of_live) const {
     return (live || !of_live) && (approximate || rows == Lineage{} || rows == lineage);
+  }
+  // segment: a SegmentRecord.
+  template <typename Segment>
+  bool TakesSegment(const Segment& segment) const {
+    return Takes(segment.lineage, segment.live) && (compressed || !segment.compressed());
   }
 };
 
@@ -70,10 +77,18 @@ struct PrefixInfo {
   RowEncoding encoding = RowEncoding::kAsGiven;
   EncodingError encoding_error;
   bool live = false;  // own tokens that a session moved; they go with it
+  // Of a compressed prefix: how many rows of its own tokens each KV head has, and the bytes of the
+  // segment file with all rows. 0: not compressed.
+  uint32_t kept_rows = 0;
+  uint64_t full_bytes = 0;
+  uint64_t file_bytes = 0;  // of the last segment's file now
   // The lifetime of this name: several names may stand for one segment, which stays as long as any
   // of them.
   bool pinned = false;          // never evicted
   int64_t expires_unix_ms = 0;  // 0: never
 };
+
+// What whoever needs all rows is told of a compressed prefix.
+Error Compressed(const SegmentId& id);
 
 }  // namespace prefixd::storage

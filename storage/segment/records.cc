@@ -225,6 +225,10 @@ std::string EncodeSegment(const SegmentRecord& r) {
   }
   if (r.lineage != Lineage{}) value["lineage"] = Binary(r.lineage);
   if (r.live) value["live"] = true;
+  if (r.compressed()) {
+    value["kept"] = r.kept_rows;
+    value["full_bytes"] = r.full_bytes;
+  }
   return Pack(std::move(value));
 }
 
@@ -265,6 +269,11 @@ Result<SegmentRecord> DecodeSegment(std::string_view bytes) {
       ids = ids && GetBinary(*lineage, r.lineage) && r.lineage != Lineage{};
     }
     r.live = v.value("live", false);
+    if (const auto kept = v.find("kept"); kept != v.end()) {
+      r.kept_rows = Whole<uint32_t>(*kept);
+      r.full_bytes = Whole<uint64_t>(v.at("full_bytes"));
+      ids = ids && r.kept_rows > 0 && r.kept_rows < r.tokens.size() && !r.reclustered;
+    }
     const bool lead_fits =
         r.lead.empty() || (r.is_root() && r.lead.size() <= r.tokens.size() &&
                            r.lead.size() <= kMaxLeadTokens && r.lead.front() == r.first_token);

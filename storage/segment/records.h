@@ -43,7 +43,12 @@ struct SegmentRecord {
   // Own tokens that a session moved out of memory. They serve that session alone, and what a
   // process leaves of them is removed when the store is opened again.
   bool live = false;
+  // Of a compressed segment: rows of each run, and the bytes of its file with all rows. 0: it is
+  // not compressed.
+  uint32_t kept_rows = 0;
+  uint64_t full_bytes = 0;
 
+  bool compressed() const { return kept_rows > 0; }
   bool is_root() const { return parent == SegmentId{}; }
   bool operator==(const SegmentRecord&) const = default;
 };

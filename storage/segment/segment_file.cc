@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -66,7 +68,8 @@ Status SegmentFile::OpenEnds(IoEngine& engine, const std::filesystem::path& path
     PREFIXD_ASSIGN(layout_, header_.Layout());
     if (header_.segment != record.id.bytes || header_.file != record.file ||
         header_.parent != record.parent.bytes || header_.tokens != record.tokens ||
-        header_.lineage != record.lineage || layout_.file_bytes() != bytes) {
+        header_.lineage != record.lineage || header_.kept_rows != record.kept_rows ||
+        layout_.file_bytes() != bytes) {
       return Damaged(path, "the header does not agree with the catalog");
     }
     PREFIXD_ASSIGN(seal_, PageSeal::Of(keys, header_, ConstPageBytes(first.data(), kPageBytes)));
@@ -164,6 +167,18 @@ Result<std::unique_ptr<const RunOrder>> SegmentFile::LoadOrder(IoEngine& engine,
                    return ReadPages(engine, layout_.order_page_of(layer, head),
                                     layout_.pages_per_order, "row orders");
                  }));
+  if (layout_.compressed()) {
+    auto order = std::make_unique<RunOrder>();
+    order->kept.resize(layout_.rows());
+    std::memcpy(order->kept.data(), buffer.data(), order->kept.size() * sizeof(uint32_t));
+    const bool ascend =
+        std::ranges::adjacent_find(order->kept, std::greater_equal()) == order->kept.end();
+    if (!ascend || order->kept.back() >= layout_.shape.n_tokens) {
+      return Error{Code::kCorrupt,
+                   "segment " + record_.id.ToString() + ": the list of its rows does not ascend"};
+    }
+    return std::unique_ptr<const RunOrder>(std::move(order));
+  }
   const uint32_t n = layout_.shape.n_tokens, chunk_tokens = layout_.chunk_tokens();
   auto order = std::make_unique<RunOrder>();
   order->slot_of.resize(n);
@@ -184,13 +199,13 @@ Result<std::unique_ptr<const RunOrder>> SegmentFile::LoadOrder(IoEngine& engine,
 }
 
 Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uint32_t head) const {
-  if (!layout_.reclustered()) return static_cast<const RunOrder*>(nullptr);
+  if (!has_orders()) return static_cast<const RunOrder*>(nullptr);
   const uint32_t run = layout_.run(layer, head);
   {
     std::lock_guard lock(orders_mutex_);
     if (orders_[run]) return orders_[run].get();
   }
-  const uint64_t bytes = layout_.shape.n_tokens * (sizeof(uint16_t) * 2);
+  const uint64_t bytes = OrderBytes();
   {
     std::lock_guard lock(orders_mutex_);
     PREFIXD_TRY(memory_.Resize(memory_bytes() + bytes));
@@ -208,8 +223,13 @@ Result<const RunOrder*> SegmentFile::Order(IoEngine& engine, uint32_t layer, uin
   return orders_[run].get();
 }
 
+uint64_t SegmentFile::OrderBytes() const {
+  if (layout_.compressed()) return layout_.rows() * sizeof(uint32_t);
+  return layout_.shape.n_tokens * (sizeof(uint16_t) * 2);
+}
+
 bool SegmentFile::HasOrder(uint32_t layer, uint32_t head) const {
-  if (!layout_.reclustered()) return true;
+  if (!has_orders()) return true;
   std::lock_guard lock(orders_mutex_);
   return orders_[layout_.run(layer, head)] != nullptr;
 }
@@ -222,7 +242,7 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFile::OpenParts(
   file->deadline_ = deadline;
   PREFIXD_TRY(file->OpenEnds(engine, path, record, direct, keys));
   const SegmentLayout& layout = file->layout_;
-  const uint64_t orders = layout.reclustered() ? layout.runs() : 0;
+  const uint64_t orders = file->has_orders() ? layout.runs() : 0;
   // The table counts from the start: it may be loaded at any time.
   const uint64_t kept = layout.table_words() * sizeof(uint64_t) +
                         layout.shape.n_tokens * sizeof(uint32_t) +

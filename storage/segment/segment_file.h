@@ -23,10 +23,12 @@
 
 namespace prefixd::storage {
 
-// A RunOrder holds the stored order of one run's rows (reclustered layout), both ways.
+// A RunOrder holds the stored order of one run's rows (reclustered layout), both ways, or the rows
+// that a compressed segment has of a run.
 struct RunOrder {
   std::vector<uint16_t> slot_of;   // [own index]: slot in its chunk
   std::vector<uint16_t> token_in;  // [slot]: index in its chunk
+  std::vector<uint32_t> kept;      // compressed [slot]: own index, ascending
 };
 
 class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
@@ -76,8 +78,8 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   // Returns the manifest's bytes, verified (records.h decodes them).
   Result<std::string> Manifest(IoEngine& engine) const;
 
-  // Returns the order of one run; null in the arrival layout. It lives as long as the file.
-  // kCorrupt when it does not verify: the caller quarantines.
+  // Returns the order of one run, or the list of a compressed segment; null in the arrival layout.
+  // It lives as long as the file. kCorrupt when it does not verify: the caller quarantines.
   Result<const RunOrder*> Order(IoEngine& engine, uint32_t layer, uint32_t head) const;
   // Returns whether Order needs no read.
   bool HasOrder(uint32_t layer, uint32_t head) const;
@@ -95,6 +97,8 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
                   bool direct, const KeyRing* keys);
   Status ReadTable(IoEngine& engine) const;
   Status LoadTokens(IoEngine& engine);
+  bool has_orders() const { return layout_.reclustered() || layout_.compressed(); }
+  uint64_t OrderBytes() const;
   Result<std::unique_ptr<const RunOrder>> LoadOrder(IoEngine& engine, uint32_t layer,
                                                     uint32_t head) const;
   // Reads pages [first, first + n).

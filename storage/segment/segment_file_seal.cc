@@ -27,6 +27,10 @@ Status SegmentFileWriter::CheckComplete(HeadRange heads) const {
     if (pages_copied_ == all) return {};
     return Error{Code::kFailedPrecondition, "the copied segment is incomplete"};
   }
+  if (layout_.compressed()) {
+    if (runs_written_ == layout_.runs()) return {};
+    return Error{Code::kFailedPrecondition, "the compressed segment is incomplete"};
+  }
   if (!layout_.reclustered()) return written_.CheckComplete(heads);
   if (chunks_written_ == uint64_t{layout_.runs()} * layout_.chunks()) return {};
   return Error{Code::kFailedPrecondition, "the reclustered segment is incomplete"};

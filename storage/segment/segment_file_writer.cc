@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <functional>
 
 #include "base/check.h"
 #include "storage/io/crash_point.h"
@@ -94,6 +95,7 @@ Status SegmentFileWriter::CheckRun(uint32_t layer, HeadRange heads, uint32_t fir
 Status SegmentFileWriter::WriteRows(uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
                                     std::span<const std::byte> rows) {
   if (layout_.reclustered()) return InvalidArgument("a reclustered segment is written in chunks");
+  if (layout_.compressed()) return InvalidArgument("a compressed segment is written in runs");
   if (!failed_.ok()) return failed_;
   PREFIXD_TRY(written_.Check(layer, heads, first, n));
   const uint32_t begin = first - plan_.header.tokens.begin;
@@ -186,6 +188,26 @@ Status SegmentFileWriter::WriteChunk(uint32_t layer, uint32_t head, uint32_t chu
   return failed_;
 }
 
+Status SegmentFileWriter::WriteKept(uint32_t layer, uint32_t head, std::span<const uint32_t> kept,
+                                    std::span<const std::byte> rows) {
+  if (!failed_.ok()) return failed_;
+  const SegmentLayout& l = layout_;
+  const bool ascend = std::ranges::adjacent_find(kept, std::greater_equal()) == kept.end() &&
+                      !kept.empty() && kept.back() < l.shape.n_tokens;
+  if (!l.compressed() || l.run(layer, head) != runs_written_ || kept.size() != l.rows() ||
+      !ascend || rows.size() != kept.size() * l.of(layer).row_bytes()) {
+    return InvalidArgument(
+        "runs of a compressed segment are written once and in ascending order, each with as many "
+        "rows as the header says, of tokens that ascend");
+  }
+  ++runs_written_;
+  failed_ = [&]() -> Status {
+    PREFIXD_TRY(PutRun(layer, head, 0, l.rows(), rows.data()));
+    return PutBytes(l.order_page_of(layer, head), std::as_bytes(kept));
+  }();
+  return failed_;
+}
+
 Status SegmentFileWriter::PutItems(uint64_t page, const ItemPages& items,
                                    std::span<const std::byte> rows, size_t row_bytes, size_t first,
                                    std::span<const uint32_t> order) {
@@ -215,7 +237,7 @@ Status SegmentFileWriter::PutRun(uint32_t layer, uint32_t head, uint32_t i, uint
       continue;
     }
     const uint32_t page_begin = i / row.per_page * row.per_page;
-    const uint32_t page_end = std::min(page_begin + row.per_page, layout_.shape.n_tokens);
+    const uint32_t page_end = std::min(page_begin + row.per_page, layout_.rows());
     const uint32_t take = std::min(end, page_end) - i;
     const std::span of_page(rows, size_t{take} * row.bytes);
     if (take == page_end - page_begin) {

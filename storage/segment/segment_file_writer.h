@@ -68,6 +68,11 @@ class SegmentFileWriter {
   // kInvalidArgument when `order` is no permutation or it is not this chunk's turn.
   Status WriteChunk(uint32_t layer, uint32_t head, uint32_t chunk, std::span<const std::byte> rows,
                     std::span<const uint32_t> order);
+  // Writes all rows of one (layer, KV head) of a compressed segment, and which they are; runs come
+  // once each, in ascending order. kept: own indices, ascending; rows: [kept][row bytes], as
+  // stored.
+  Status WriteKept(uint32_t layer, uint32_t head, std::span<const uint32_t> kept,
+                   std::span<const std::byte> rows);
   // Writes pages of rows, or of orders, as another file with this header's layout of both has them:
   // instead of the calls above, each page once, ascending, orders behind rows. first_page: of this
   // file.
@@ -131,6 +136,7 @@ class SegmentFileWriter {
   std::vector<uint64_t> table_;  // [layout.table_words()]
   WrittenRows written_;          // in the arrival layout
   uint64_t chunks_written_ = 0;  // in the reclustered layout
+  uint64_t runs_written_ = 0;    // of a compressed segment
   uint64_t pages_copied_ = 0;    // by CopyPages
   std::vector<uint16_t> slots_;  // the order of the run being written, so far
   Status failed_;

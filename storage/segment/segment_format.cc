@@ -17,7 +17,7 @@ constexpr char kHeaderMagic[8] = {'P', 'F', 'X', 'S', 'E', 'G', '\r', '\n'};
 constexpr char kFooterMagic[8] = {'P', 'F', 'X', 'F', 'O', 'O', 'T', '\n'};
 constexpr uint64_t kKnownRoCompat = 0, kKnownIncompat = kIncompatEncodedRows |
                                                         kIncompatDerivedRows | kIncompatLayers |
-                                                        kIncompatEncrypted;
+                                                        kIncompatEncrypted | kIncompatCompressed;
 constexpr uint32_t kMaxLayers = 1024;  // with a table of kinds
 
 // The layers where they differ: their kinds, and which each is of. Kind 0 is the header's own; the
@@ -54,8 +54,10 @@ struct HeaderImage {
   // Zero where layers are alike, and therefore in files of older writers.
   LayersImage layers;
   uint8_t key[16];  // of encrypted pages
+  // Zero where all tokens have rows, and therefore in files of older writers.
+  uint32_t kept_rows, kept_zero;
 };
-static_assert(sizeof(HeaderImage) == 2112, "the format changed: raise kSegmentVersion");
+static_assert(sizeof(HeaderImage) == 2120, "the format changed: raise kSegmentVersion");
 
 struct FooterImage {
   char magic[8];
@@ -203,6 +205,19 @@ void SegmentHeader::SetCipher(CipherKind kind, const KeyId& id) {
   incompat = encrypted() ? incompat | kIncompatEncrypted : incompat & ~kIncompatEncrypted;
 }
 
+void SegmentHeader::SetKept(uint32_t rows) {
+  kept_rows = rows;
+  chunk_tokens = 0;
+  incompat = rows > 0 ? incompat | kIncompatCompressed : incompat & ~kIncompatCompressed;
+}
+
+Result<uint64_t> SegmentHeader::FullBytes() const {
+  SegmentHeader full = *this;
+  full.SetKept(0);
+  PREFIXD_ASSIGN(const SegmentLayout layout, full.Layout());
+  return layout.file_bytes();
+}
+
 bool SegmentHeader::IsOf(const KvGeometry& geometry) const {
   SegmentHeader same;
   same.SetGeometry(geometry);
@@ -223,6 +238,7 @@ SegmentShape SegmentHeader::shape() const {
     shape.layers.push_back({layers[l].n_kv_heads, own_key, value});
   }
   if (encrypted()) shape.check_bytes = kTagBytes;
+  shape.kept_rows = kept_rows;
   return shape;
 }
 
@@ -283,6 +299,7 @@ void SegmentHeader::Encode(PageBytes out, const FileCipher* mac) const {
   h.layers = ImageOf(*this);
   h.cipher = static_cast<uint32_t>(cipher);
   CopyTo(key.bytes, h.key);
+  h.kept_rows = kept_rows;
   StoreImage(h, 0, mac, out);
 }
 
@@ -338,6 +355,9 @@ Result<SegmentHeader> SegmentHeader::Decode(ConstPageBytes page) {
     out.chunk_tokens = h.chunk_tokens;
     out.lineage = lineage;
   }
+  const bool compressed = h.version >= 2 && h.kept_rows != 0;
+  if (compressed != ((h.incompat & kIncompatCompressed) != 0)) return malformed;
+  if (compressed) out.kept_rows = h.kept_rows;
   const bool differ = h.version >= 2 && h.layers.n_kinds != 0;
   if (differ != ((h.incompat & kIncompatLayers) != 0)) return malformed;
   if (differ && !ReadLayers(h.layers, out)) return malformed;

@@ -38,6 +38,9 @@ inline constexpr uint64_t kIncompatLayers = 1u << 2;
 // The bit is set where pages are encrypted: a prefixd that would take them for damaged refuses the
 // file.
 inline constexpr uint64_t kIncompatEncrypted = 1u << 3;
+// The bit is set where some tokens have no rows: a prefixd that would look for them refuses the
+// file.
+inline constexpr uint64_t kIncompatCompressed = 1u << 4;
 using Uuid = std::array<uint8_t, 16>;
 using PageBytes = std::span<std::byte, kPageBytes>;
 using ConstPageBytes = std::span<const std::byte, kPageBytes>;
@@ -72,6 +75,7 @@ struct SegmentHeader {
   DType dtype = DType::kBf16;
   RowEncoding encoding = RowEncoding::kAsGiven;
   uint32_t chunk_tokens = 0;  // in the reclustered layout; 0: arrival
+  uint32_t kept_rows = 0;     // of each run of a compressed segment; 0: all tokens have rows
   uint64_t manifest_bytes = 0;
   int64_t created_unix_ms = 0;
   Lineage lineage{};  // of derived rows; all zero: exact
@@ -90,6 +94,11 @@ struct SegmentHeader {
   void SetGeometry(const KvGeometry& geometry);
   // Sets cipher and key (or neither), and the feature bit.
   void SetCipher(CipherKind kind, const KeyId& id);
+  // Makes it the header of a compressed file (0: of one with all rows, in arrival layout), and sets
+  // the feature bit.
+  void SetKept(uint32_t rows);
+  // Returns the bytes that the file has with all rows, in arrival layout.
+  Result<uint64_t> FullBytes() const;
   // Whether these are the header's.
   bool IsOf(const KvGeometry& geometry) const;
   SegmentShape shape() const;

@@ -34,7 +34,7 @@ RunLayout RunOf(const SegmentLayout& l, const LayerRows& rows) {
     run.pages_per_run =
         (l.chunks() - 1) * run.pages_per_chunk + run.key.pages(last) + run.value.pages(last);
   } else {
-    run.pages_per_run = run.row.pages(l.shape.n_tokens);
+    run.pages_per_run = run.row.pages(l.rows());
   }
   return run;
 }
@@ -56,12 +56,16 @@ Result<SegmentLayout> SegmentLayout::Of(const SegmentShape& shape) {
   if (shape.chunk_tokens > kMaxChunkTokens) {
     return InvalidArgument("a chunk has at most " + std::to_string(kMaxChunkTokens) + " tokens");
   }
+  if (shape.kept_rows > 0 && (shape.kept_rows >= shape.n_tokens || shape.chunk_tokens > 0)) {
+    return InvalidArgument("a compressed segment has fewer rows than tokens, in arrival layout");
+  }
   constexpr uint64_t kMaxPages = std::numeric_limits<uint32_t>::max();
   const Error too_large = InvalidArgument("a segment of " + std::to_string(shape.n_tokens) +
                                           " tokens of this geometry exceeds 2^32 pages");
   SegmentLayout l;
   l.shape = shape;
   if (l.reclustered()) l.pages_per_order = CeilDiv(shape.n_tokens, kSlotsPerPage);
+  if (l.compressed()) l.pages_per_order = CeilDiv(shape.kept_rows, kTokensPerPage);
   l.kinds.push_back(RunOf(l, models));
   unsigned __int128 runs = 0, row_pages = 0;
   if (shape.layers.empty()) {

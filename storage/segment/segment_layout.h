@@ -8,11 +8,15 @@
 //            consecutive tokens rows lie by similarity of their keys (the order is stored), keys
 //            and values in pages of their own, so that either can be read without the other
 //
+// A compressed segment is in the arrival layout, but of each run it has the rows of some tokens
+// alone, as many for every run, and lists which: the tokens' own indices, ascending.
+//
 // Layers may differ in their KV heads and in the bytes of a row; runs follow one another all the
 // same.
 //
 // "Own index": a token's position minus the segment's first. "Slot": where its row lies; equal to
-// the own index in the arrival layout, a permutation inside each chunk in the reclustered one.
+// the own index in the arrival layout, a permutation inside each chunk in the reclustered one, the
+// place in the list in a compressed segment.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once
@@ -69,6 +73,7 @@ struct SegmentShape {
   std::vector<LayerRows> layers = {};
   // Of what the table holds for each page: a checksum, or the tag of an encrypted page.
   uint32_t check_bytes = sizeof(uint64_t);
+  uint32_t kept_rows = 0;  // of each run, fewer than n_tokens; 0: not compressed
   bool operator==(const SegmentShape&) const = default;
 };
 
@@ -89,13 +94,18 @@ struct SegmentLayout {
   SegmentShape shape;
   std::vector<RunLayout> kinds;  // the first is the model's own, whether or not a layer is of it
   HeadIndex heads;
-  uint64_t pages_per_order = 0;  // pages of one (layer, KV head); reclustered
+  // Pages of one (layer, KV head): the order of a reclustered segment, the list of a compressed
+  // one.
+  uint64_t pages_per_order = 0;
   uint64_t token_page = 0, manifest_page = 0, order_page = 0, table_page = 0, footer_page = 0;
 
   // Returns kInvalidArgument when a dimension is missing or the file would exceed 2^32 - 1 pages.
   static Result<SegmentLayout> Of(const SegmentShape& shape);
 
   bool reclustered() const { return shape.chunk_tokens > 0; }
+  bool compressed() const { return shape.kept_rows > 0; }
+  // Rows of one run.
+  uint32_t rows() const { return compressed() ? shape.kept_rows : shape.n_tokens; }
   uint64_t checks_per_page() const { return kPageBytes / shape.check_bytes; }
   // Returns the size of the table as it is kept in memory.
   uint64_t table_words() const { return table_page * (shape.check_bytes / sizeof(uint64_t)); }
@@ -112,7 +122,7 @@ struct SegmentLayout {
     return first_page.empty() ? 1 + run(layer, head) * pages : first_page[layer] + head * pages;
   }
   // Returns the first page of the stored order of one run: slots in the chunk, uint16 each, by own
-  // index.
+  // index. Of a compressed segment: own indices, uint32 each, by slot.
   uint64_t order_page_of(uint32_t layer, uint32_t head) const {
     return order_page + uint64_t{run(layer, head)} * pages_per_order;
   }

@@ -57,6 +57,18 @@ class OpenPrefix final : public StoredPrefix {
   uint32_t n_tokens() const override { return static_cast<uint32_t>(tokens_.size()); }
   std::span<const uint32_t> tokens() const override { return tokens_; }
 
+  Result<std::vector<uint32_t>> KeptTokens(uint32_t layer, uint32_t kv_head) const override {
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    const Link& last = links_.back();
+    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(last, layer, kv_head));
+    if (!last.file->layout().compressed()) {
+      return Error{Code::kInternal, "the prefix is not compressed"};
+    }
+    std::vector<uint32_t> kept = order->kept;
+    for (uint32_t& t : kept) t += last.first();
+    return kept;
+  }
+
   Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   RowSink out, ReadStats* stats) const override {
     PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
@@ -67,6 +79,7 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
+      PREFIXD_TRY(CheckKept(link, layer, kv_head, ids.subspan(at, end - at)));
       PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
       pieces.AddRows(ids.subspan(at, end - at), link.first(), target.From(at));
       at = end;
@@ -89,6 +102,7 @@ class OpenPrefix final : public StoredPrefix {
     for (const Link& link : links_) {
       const size_t begin = at, end = EndOf(link, ids, at);
       if (at == end) continue;
+      PREFIXD_TRY(CheckKept(link, layer, kv_head, ids.subspan(at, end - at)));
       PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
       const RowTarget own = TargetOf(model_.geometry.row(layer), {out.own, stride}, part);
       pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
@@ -122,6 +136,7 @@ class OpenPrefix final : public StoredPrefix {
       const TokenRange run{std::max(range.begin, link.tokens.begin),
                            std::min(range.end, link.tokens.end)};
       if (run.begin >= run.end) continue;
+      PREFIXD_TRY(CheckKept(link, layer, kv_head, run));
       PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
       pieces.AddRun(run.begin - link.first(), run.end - link.first(),
                     target.From(run.begin - range.begin));
@@ -133,6 +148,7 @@ class OpenPrefix final : public StoredPrefix {
   Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
                    VisitPlace& place, ReadStats* stats) const override {
     PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    if (compressed()) return Compressed(info_.id);
     uint64_t before = 0;
     for (const Link& link : links_) {
       PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
@@ -157,6 +173,7 @@ class OpenPrefix final : public StoredPrefix {
       const size_t end = EndOf(link, ids, at);
       if (at == end) continue;
       PREFIXD_TRY(CheckReadableInPlace(link, layer));
+      PREFIXD_TRY(CheckKept(link, layer, kv_head, ids.subspan(at, end - at)));
       const auto rows = std::span(out.rows).subspan(at, end - at);
       // A key and its value share a page in the arrival layout and lie in two in the reclustered
       // one.
@@ -205,7 +222,12 @@ class OpenPrefix final : public StoredPrefix {
         status = std::move(pieces).error();
         break;
       }
-      for (; at < end; ++at) pieces->AddRow(ids[at] - link.first(), target);
+      PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+      for (; at < end; ++at) {
+        const uint32_t own = ids[at] - link.first();
+        if (!IsKept(link, order, own)) continue;  // a step cannot need it
+        pieces->AddRow(own, target);
+      }
       std::vector<uint64_t> pages;
       for (const PagePiece& piece : pieces->Take()) {
         if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
@@ -255,6 +277,28 @@ class OpenPrefix final : public StoredPrefix {
                                                 " bytes are larger than a page of " +
                                                 std::to_string(kPageBytes) +
                                                 " and cannot be read in place; use ReadRows"};
+  }
+
+  static bool IsKept(const Link& link, const RunOrder* order, uint32_t own) {
+    return !link.file->layout().compressed() || std::ranges::binary_search(order->kept, own);
+  }
+  // kFailedPrecondition where rows have been dropped.
+  Status CheckKept(const Link& link, uint32_t layer, uint32_t kv_head,
+                   std::span<const uint32_t> ids) const {
+    if (!link.file->layout().compressed()) return {};
+    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+    for (const uint32_t id : ids) {
+      if (!IsKept(link, order, id - link.first())) return Compressed(info_.id);
+    }
+    return {};
+  }
+  Status CheckKept(const Link& link, uint32_t layer, uint32_t kv_head, TokenRange run) const {
+    if (!link.file->layout().compressed()) return {};
+    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+    const auto at = std::ranges::lower_bound(order->kept, run.begin - link.first());
+    const auto left = static_cast<size_t>(order->kept.end() - at);
+    if (left >= run.size() && at[run.size() - 1] == run.end - 1 - link.first()) return {};
+    return Compressed(info_.id);
   }
 
   // Points out.rows to the parts; pieces that must be copied go to out.own.
@@ -360,6 +404,12 @@ Result<std::shared_ptr<const StoredPrefix>> OpenStoredPrefix(std::shared_ptr<Sto
   core->segments->Touch(segment);
   PREFIXD_ASSIGN(RequestScope scope, core->models->Resolve(last.model, last.tenant));
   PREFIXD_ASSIGN(PrefixInfo info, core->segments->Info(segment));
+  // Its last tokens, which every step reads, would be tokens without rows.
+  if (last.compressed() && n_tokens > 0 && n_tokens < last.tokens.end &&
+      n_tokens > last.tokens.begin) {
+    return Compressed(segment);
+  }
+  if (n_tokens > 0 && n_tokens <= last.tokens.begin) info.kept_rows = 0;  // it ends before those
   auto prefix = std::make_shared<OpenPrefix>(std::move(core), std::move(pin),
                                              std::move(scope.model), std::move(info));
   PREFIXD_TRY(prefix->Load(n_tokens == 0 ? all : n_tokens));

@@ -11,6 +11,7 @@
 #include "storage/store/open_store.h"
 #include "storage/store/remote_segment.h"
 #include "storage/store/scrub.h"
+#include "storage/store/segment_compress.h"
 #include "storage/store/segment_reencrypt.h"
 #include "storage/store/segment_rewrite.h"
 #include "storage/store/snapshot.h"
@@ -21,6 +22,14 @@
 namespace prefixd::storage {
 
 std::string SegmentId::ToString() const { return ToHex(bytes); }
+
+Error Compressed(const SegmentId& id) {
+  return {Code::kFailedPrecondition,
+          "prefix " + id.ToString() +
+              " is compressed: of some of its tokens no rows are stored, so it can be attended "
+              "over by steps under a policy, but not be read, restored, continued or attended over "
+              "in full; put the prompt again for that"};
+}
 
 std::string LineageName(const Lineage& lineage) {
   return lineage == Lineage{} ? "" : ToHex(lineage);
@@ -184,6 +193,16 @@ class Store final : public PrefixStore {
 
   Status Recluster(const SegmentId& id, const ReclusterOptions& options) override {
     return ReclusterSegment(*core_, id, options);
+  }
+
+  Status CheckCompressible(const SegmentId& id) const override {
+    return core_->tree.CheckCompressible(core_->tree.Resolve(id).first);
+  }
+  Result<SegmentSizes> SizesOf(const SegmentId& id, uint32_t kept_rows) const override {
+    return CompressedSizes(*core_, id, kept_rows);
+  }
+  Status Compress(const SegmentId& id, const CompressOptions& options) override {
+    return CompressSegment(*core_, id, options);
   }
 
   Result<bool> Reencrypt(const SegmentId& id, const Progress& progress) override {

@@ -69,6 +69,7 @@ struct Match {
   uint32_t n_tokens = 0;       // matched down to the token, stored ids compared; 0: nothing stored
   uint32_t stored_tokens = 0;  // tokens of the prefix `id` (>= n_tokens)
   uint32_t exact_tokens = 0;   // the matched tokens before the first derived one
+  bool compressed = false;     // of some of its tokens no rows are stored
 };
 
 // Says why a match ends where it does: what is stored behind it and not used, and what was.
@@ -115,6 +116,20 @@ struct ReclusterOptions {
   uint32_t chunk_tokens = 4096;  // rows move only within their chunk; at most 65536
   RowOrderFn order;
   Progress progress;  // in rows
+};
+
+// Returns which tokens of a segment keep their rows for one (layer, KV head): positions in the
+// prefix, ascending.
+using KeptTokensFn = std::function<Result<std::vector<uint32_t>>(uint32_t layer, uint32_t kv_head)>;
+
+struct CompressOptions {
+  uint32_t kept_rows = 0;  // of each (layer, KV head): below the segment's own tokens
+  KeptTokensFn kept;
+  Progress progress;  // in rows
+};
+
+struct SegmentSizes {
+  uint64_t now = 0, compressed = 0;  // bytes of the segment's file
 };
 
 // A NewBlob is written beside a segment that is not committed yet.
@@ -216,6 +231,15 @@ class PrefixStore : public SegmentSource {
   // space share pages, keys and values can be read apart. Readers are not disturbed. Does nothing
   // when the segment is reclustered already.
   virtual Status Recluster(const SegmentId& id, const ReclusterOptions& options) = 0;
+  // Whether Compress would take the prefix now: nothing but its whole names needs its rows, and it
+  // is not open. The message of kFailedPrecondition names the obstacle.
+  virtual Status CheckCompressible(const SegmentId& id) const = 0;
+  // What compressing with so many rows of each (layer, KV head) would save.
+  virtual Result<SegmentSizes> SizesOf(const SegmentId& id, uint32_t kept_rows) const = 0;
+  // Rewrites the segment in which the prefix ends with some of its rows alone, for good: what reads
+  // others is refused from then on, and only matches that accept it find it. Its blobs stay as they
+  // are. Errors: also those of CheckCompressible and of `kept`; nothing has changed then.
+  virtual Status Compress(const SegmentId& id, const CompressOptions& options) = 0;
   // Brings the segment and its blobs under the newest key of the store (segment_reencrypt.h).
   // Returns whether anything was written for it. kFailedPrecondition: the store has no keys.
   virtual Result<bool> Reencrypt(const SegmentId& id, const Progress& progress) = 0;

@@ -176,6 +176,10 @@ Result<SegmentRecord> RecordOf(const RemoteSegment& source, const SegmentManifes
   record.encoding = header.encoding;
   record.encoding_error = source.footer().error;
   record.lineage = header.lineage;
+  record.kept_rows = header.kept_rows;
+  if (record.compressed()) {
+    PREFIXD_ASSIGN(record.full_bytes, header.FullBytes());
+  }
   if (manifest.model.fingerprint != header.model) {
     return Damaged(record.id, "header and manifest are of different models");
   }
@@ -321,6 +325,12 @@ Status PushChain(StoreCore& core, const SegmentId& id, RemoteTier& remote,
   std::vector<std::shared_ptr<const SegmentFile>> files;
   uint64_t pages = 0;
   for (const SegmentRecord& record : pin.chain()) {
+    if (record.compressed()) {
+      return Error{Code::kFailedPrecondition,
+                   "prefix " + id.ToString() +
+                       " is compressed: its summaries stay here, and could not be made again where "
+                       "it is pulled"};
+    }
     // The segment is there already, and its tokens cannot have changed.
     if (remote.Stat(MetaName(record.id)).ok()) continue;
     PREFIXD_ASSIGN(files.emplace_back(), core.segments->Open(record.id));

@@ -118,6 +118,9 @@ Result<Pair> PairOf(const StoreCore& core, const SegmentId& leaf, uint32_t max_t
   if (pair.first.encoding != pair.last.encoding) {
     return Error{Code::kFailedPrecondition, "the segments are encoded differently"};
   }
+  if (pair.first.compressed() || pair.last.compressed()) {
+    return Error{Code::kFailedPrecondition, "one segment is compressed"};
+  }
   if (pair.first.live || pair.last.live) {
     return Error{Code::kFailedPrecondition, "they are own tokens of a session"};
   }
@@ -169,6 +172,7 @@ Status ReclusterSegment(StoreCore& core, const SegmentId& id, const ReclusterOpt
   PREFIXD_ASSIGN(const ChainPin pin, core.tree.PinSegment(segment));
   PREFIXD_ASSIGN(const SegmentRecord old, core.tree.Record(segment));
   if (old.reclustered) return {};
+  if (old.compressed()) return Compressed(segment);
   PREFIXD_ASSIGN(const auto source, core.segments->Open(segment));
   PREFIXD_ASSIGN(const SegmentManifest manifest, ManifestOf(core, old));
 

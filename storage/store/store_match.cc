@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,7 @@ class Matcher {
     const auto& chain = pin->chain();
     uint32_t matched = 0, exact = UINT32_MAX;
     for (size_t i = 0; i < chain.size(); ++i) {
-      if (!accept_.Takes(chain[i].lineage, chain[i].live)) return {};
+      if (!accept_.TakesSegment(chain[i])) return {};
       if (chain[i].lineage != Lineage{}) exact = std::min(exact, chain[i].tokens.begin);
       auto file = core_.segments->Open(chain[i].id, Need::kIds);
       if (!file.ok()) return Skip(file.error());
@@ -48,10 +49,14 @@ class Matcher {
     }
     const SegmentRecord& own = chain.back();
     if (matched < at_least || matched <= own.tokens.begin) return {};
+    // A part of a compressed segment would end where rows have been dropped.
+    if (own.compressed() && matched < own.tokens.end) return {};
     exact = std::min(exact, matched);
-    // Derived and exact rows of the same tokens may both be stored: the exact ones serve.
-    if (std::pair(matched, exact) > std::pair(best_.n_tokens, best_.exact_tokens)) {
-      best_ = {own.id, matched, own.tokens.end, exact};
+    // Derived, compressed and exact rows of the same tokens may all be stored: the exact ones
+    // serve, and of equals those that are all there.
+    if (std::tuple(matched, exact, !own.compressed()) >
+        std::tuple(best_.n_tokens, best_.exact_tokens, !best_.compressed)) {
+      best_ = {own.id, matched, own.tokens.end, exact, own.compressed()};
     }
     const uint32_t first = std::max(own.tokens.begin + 1, at_least);
     for (uint32_t b = first; b <= matched && b < tokens_.size(); ++b) {
@@ -65,7 +70,8 @@ class Matcher {
   const Match& best() const { return best_; }
   // Returns whether no match of at most `n` tokens is better.
   bool Beats(uint32_t n) const {
-    return best_.n_tokens > n || (best_.n_tokens == n && best_.exact_tokens == n);
+    return best_.n_tokens > n ||
+           (best_.n_tokens == n && best_.exact_tokens == n && !best_.compressed);
   }
 
  private:

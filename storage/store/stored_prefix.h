@@ -34,6 +34,13 @@ class StoredPrefix {
   virtual uint32_t n_tokens() const = 0;                 // may be cut shorter than info().n_tokens
   virtual std::span<const uint32_t> tokens() const = 0;  // [n_tokens]
 
+  // Whether rows are missing: of the last segment's tokens, since no other can be compressed. Reads
+  // of those, and VisitRows, are kFailedPrecondition then.
+  bool compressed() const { return info().kept_rows > 0; }
+  // Returns the tokens of the last segment whose rows a KV head has: positions, ascending. Only
+  // where the prefix is compressed.
+  virtual Result<std::vector<uint32_t>> KeptTokens(uint32_t layer, uint32_t kv_head) const = 0;
+
   // Gathers single rows, or a part of them, in the order of `ids` (ascending, < n_tokens). Every
   // byte returned was verified against its page's checksum.
   virtual Status ReadRows(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,

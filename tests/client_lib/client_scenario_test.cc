@@ -188,6 +188,41 @@ TEST_P(ClientScenario, RewritesOnRequest) {
             Code::kNotFound);
 }
 
+TEST_P(ClientScenario, CompressesOnRequest) {
+  Put(*client_);
+  ASSERT_TRUE(client_->WaitReady(prefix_, {}).ok());
+  CompressSpec spec;
+  spec.policy = "window";
+  spec.keep = 0.5;
+  spec.dry_run = true;
+  const auto measured = client_->Compress(prefix_, spec, {});
+  ASSERT_TRUE(measured.ok()) << measured.error().message;
+  EXPECT_FALSE(measured->compressed);
+  EXPECT_EQ(client_->Prefix(prefix_)->summary.kept_tokens, 0u);
+  spec.dry_run = false;
+  const auto done = client_->Compress(prefix_, spec, {});
+  ASSERT_TRUE(done.ok()) << done.error().message;
+  EXPECT_TRUE(done->compressed);
+  EXPECT_EQ(done->own_tokens, kTokens);
+  EXPECT_EQ(client_->Prefix(prefix_)->summary.kept_tokens, done->kept_tokens);
+  MatchSpec match;
+  match.model = prompt_.model.name;
+  match.tokens = prompt_.tokens;
+  EXPECT_EQ(client_->Match(match)->n_tokens, 0u);
+  match.accept_compressed = true;
+  EXPECT_TRUE(client_->Match(match)->compressed);
+  AttachSpec attach;
+  attach.model = prompt_.model.name;
+  attach.tokens = prompt_.tokens;
+  attach.policy.k = 10;
+  attach.policy.estimator = EstimatorKind::kMoment;
+  attach.accept_compressed = true;
+  EXPECT_TRUE(client_->Attach(attach).ok());
+  attach.policy.mode = StepMode::kFull;
+  EXPECT_EQ(client_->Attach(attach).error().code, Code::kFailedPrecondition);
+  EXPECT_EQ(client_->Compress(prefix_, spec, {}).error().code, Code::kFailedPrecondition);
+}
+
 TEST_P(ClientScenario, SnapshotsAreForTheStoresOwner) {
   Put(*client_);
   auto snapshot = client_->TakeSnapshot();

@@ -138,6 +138,24 @@ TEST_F(OperateTest, RewritesAPrefix) {
   EXPECT_EQ(Run({"prefixes", "recluster", prefix_}).code, 3);  // another tenant's
 }
 
+TEST_F(OperateTest, CompressesAPrefix) {
+  ASSERT_TRUE(client_->WaitReady(prefix_, {}).ok());
+  const std::vector<std::string> compress = {"prefixes", "compress", prefix_, "--tenant", "team-a",
+                                             "--policy", "window",   "--keep", "0.5"};
+  std::vector<std::string> dry = compress;
+  dry.insert(dry.end(), {"--dry-run", "--json"});
+  const Finished measured = Run(dry);
+  EXPECT_EQ(measured.code, 0) << measured.err;
+  EXPECT_EQ(json::parse(measured.out, nullptr, false)["compressed"], false);
+  const Finished done = Run(compress);
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_NE(done.out.find("kept "), std::string::npos) << done.out;
+  const Finished show = Run({"prefixes", "show", prefix_, "--tenant", "team-a"});
+  EXPECT_NE(show.out.find(" saved"), std::string::npos) << show.out;
+  EXPECT_EQ(Run(compress).code, 1);
+  EXPECT_EQ(Run({"prefixes", "compress", prefix_, "--policy", "h2o"}).code, 2);
+}
+
 TEST_F(OperateTest, MakesKeysAndEncryptsWithThem) {
   const std::string file = dir_.path() / "store.key";
   const Finished none = Run({"prefixes", "encrypt", "--tenant", "team-a"});

@@ -25,6 +25,15 @@ class WatchedStore final : public storage::PrefixStore {
   // Lists these instead of what is stored, unless it is null.
   std::function<std::vector<storage::PrefixInfo>(const storage::PrefixesAfter&)> list;
 
+  Status CheckCompressible(const SegmentId& id) const override {
+    return inner_->CheckCompressible(id);
+  }
+  Result<storage::SegmentSizes> SizesOf(const SegmentId& id, uint32_t kept_rows) const override {
+    return inner_->SizesOf(id, kept_rows);
+  }
+  Status Compress(const SegmentId& id, const storage::CompressOptions& options) override {
+    return inner_->Compress(id, options);
+  }
   Result<bool> Reencrypt(const SegmentId& id, const storage::Progress& progress) override {
     return inner_->Reencrypt(id, progress);
   }

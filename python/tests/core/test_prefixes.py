@@ -82,6 +82,25 @@ def test_derived_rows_serve_who_asks(store: prefixd.Store) -> None:
     assert store.verify_tenant("")["segments"] == 3
 
 
+def test_compressed_prefixes_serve_who_asks(store: prefixd.Store) -> None:
+    prompt = Prompt(tokens=200)
+    prefix = prompt.put(store).prefix
+    store.wait_ready(prefix)
+    assert not store.compress(prefix, policy="window", dry_run=True)["compressed"]
+    report = store.compress(prefix, policy="window", keep=0.5)
+    assert report["compressed"] and report["refused"] == "" and report["bytes_after"] > 0
+    assert store.prefix(prefix)["summary"]["kept_tokens"] == report["kept_tokens"]
+    assert store.match("m", prompt.tokens).n_tokens == 0
+    match = store.match("m", prompt.tokens, accept_compressed=True)
+    assert match.prefix == prefix and match.compressed
+    some = prefixd.Policy(k=5, estimator="moment")
+    with store.attach("m", prompt.tokens, policy=some, accept_compressed=True) as session:
+        assert session.n_tokens == 200
+    with pytest.raises(prefixd.FailedPrecondition, match="is compressed"):
+        store.attach("m", prefix=prefix, policy=FULL)
+    assert prompt.put(store).prefix != prefix
+
+
 def test_tenants_do_not_see_one_another(tmp_path: Path) -> None:
     prompt = Prompt()
     with prefixd.open(tmp_path, **SMALL) as store:

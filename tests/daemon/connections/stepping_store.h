@@ -221,6 +221,10 @@ class SteppingStore : public Store {
   Result<RewriteResult> Rewrite(std::string_view, RewriteKind, const ProgressFn&) override {
     return Not();
   }
+  Result<CompressReport> Compress(std::string_view, const CompressSpec&,
+                                  const ProgressFn&) override {
+    return Not();
+  }
   Result<std::unique_ptr<Snapshot>> TakeSnapshot() override { return Not(); }
   Status WaitReady(std::string_view, const ProgressFn& progress) override {
     progress(1, 2, "step");
