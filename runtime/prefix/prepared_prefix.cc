@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/check.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/unread.h"
 #include "runtime/indexes/index_recall.h"
