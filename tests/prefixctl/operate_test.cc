@@ -140,7 +140,7 @@ TEST_F(OperateTest, RewritesAPrefix) {
 
 TEST_F(OperateTest, CompressesAPrefix) {
   ASSERT_TRUE(client_->WaitReady(prefix_, {}).ok());
-  const std::vector<std::string> compress = {"prefixes", "compress", prefix_, "--tenant", "team-a",
+  const std::vector<std::string> compress = {"prefixes", "compress", prefix_,  "--tenant", "team-a",
                                              "--policy", "window",   "--keep", "0.5"};
   std::vector<std::string> dry = compress;
   dry.insert(dry.end(), {"--dry-run", "--json"});

@@ -10,8 +10,8 @@
 namespace prefixd::testing {
 
 inline void WaitChecked(Store& store) {
-  for (auto stats = store.Stats(); stats.ok() && stats->unchecked_segments + stats->ingest_queue > 0;
-       stats = store.Stats()) {
+  for (auto stats = store.Stats();
+       stats.ok() && stats->unchecked_segments + stats->ingest_queue > 0; stats = store.Stats()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
