@@ -23,7 +23,7 @@ void PrintErrors(const CompressReport& r) {
     return;
   }
   std::printf("\nerror of a step of %u retrieved tokens, on %u queries over %s tokens:\n",
-              r.retrieved_tokens, r.queries_measured, Count(r.measured_tokens).c_str());
+              r.retrieved_tokens, r.queries_measured, std::to_string(r.measured_tokens).c_str());
   std::vector<std::vector<std::string>> rows = {{"LAYER", "AS IT IS", "COMPRESSED", "WORST HEAD"}};
   for (const CompressReport::Layer& layer : r.layers) {
     rows.push_back({std::to_string(layer.layer), Error4(layer.error_before),
@@ -43,8 +43,9 @@ Status CompressPrefix(RemoteStore& client, const Options& options) {
     PrintJson(wire::ToJson(report));
   } else {
     std::printf("%s %s of %s tokens for each KV head by %s: %s instead of %s\n",
-                report.compressed ? "kept" : "would keep", Count(report.kept_tokens).c_str(),
-                Count(report.own_tokens).c_str(), options.compress.policy.c_str(),
+                report.compressed ? "kept" : "would keep",
+                std::to_string(report.kept_tokens).c_str(),
+                std::to_string(report.own_tokens).c_str(), options.compress.policy.c_str(),
                 Bytes(report.bytes_after).c_str(), Bytes(report.bytes_before).c_str());
     PrintErrors(report);
   }
