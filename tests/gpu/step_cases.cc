@@ -99,9 +99,11 @@ void ExpectHead(const Group& group, uint32_t g, const reference::States& truth, 
   }
 }
 
-// Such heads are the CPU's (runtime/step/compute_cuda.cc).
+// Such heads are the CPU's (runtime/step/compute_cuda.cc). Where nothing is left to estimate, the
+// cache is not read.
 bool KeepsRowsApart(const Group& group) {
-  return group.input.estimator == EstimatorKind::kPhi && !group.input.phi->apart().empty();
+  return Estimates(group.input) && group.input.estimator == EstimatorKind::kPhi &&
+         !group.input.phi->apart().empty();
 }
 
 void ExpectRefusal(const Runner& run, const Group& group) {
