@@ -144,6 +144,11 @@ Result<ReadingResult> Comparison::Read(const StepPolicy& policy) {
   return result;
 }
 
+void Comparison::ReadThrough(std::shared_ptr<Session> session) {
+  for (Begun& begun : begun_) begun.attention->set_session(session);
+  session_ = std::move(session);
+}
+
 Result<PassageResult> Comparison::ReadPassage(const Passage& passage, Begun& begun) {
   decoder::SplicedAttention& attention = *begun.attention;
   const uint32_t position = attention.position();

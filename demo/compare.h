@@ -12,6 +12,7 @@
 
 #include "decoder/attention/spliced_attention.h"
 #include "decoder/model/model.h"
+#include "prefixd/compress.h"
 #include "prefixd/ingest.h"
 #include "prefixd/policy.h"
 #include "prefixd/result.h"
@@ -31,6 +32,7 @@ struct Passage {
 struct NamedPolicy {
   std::string name;
   StepPolicy policy;
+  std::optional<CompressSpec> compress;  // the document is compressed like this first
 };
 
 // What a way of reading makes of one token, against reading everything.
@@ -70,6 +72,8 @@ class Comparison {
   Result<ReadingResult> Full();
   // Full() comes first.
   Result<ReadingResult> Read(const StepPolicy& policy);
+  // From now on reads the document through another session: of what compressing left of it.
+  void ReadThrough(std::shared_ptr<Session> session);
   // Returns the normalised entropy of each query head over the middle, mean over the recorded
   // queries: [n_layers * n_q_heads]; empty if none are.
   Result<std::vector<double>> Entropy();

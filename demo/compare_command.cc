@@ -1,16 +1,20 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <istream>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
 
-#include "decoder/attention/local_attention.h"
-#include "decoder/attention/put_attention.h"
 #include "decoder/checkpoint/checkpoint.h"
 #include "decoder/model/model.h"
 #include "demo/commands.h"
 #include "demo/compare.h"
 #include "demo/events.h"
+#include "demo/stored_document.h"
 #include "prefixd/client.h"
 
 namespace prefixd::demo {
@@ -30,7 +34,7 @@ struct Job {
   std::string id;
   std::vector<uint32_t> prompt;
   std::vector<Passage> passages;
-  std::vector<NamedPolicy> readings;
+  std::vector<NamedPolicy> readings;  // of one compression after the other
   uint32_t recorded = 0;
   bool logits = false;
 };
@@ -53,6 +57,10 @@ Result<NamedPolicy> ReadPolicy(const json& j) {
     PREFIXD_ASSIGN(fixed.estimator,
                    EstimatorVariant::Parse(head.at("estimator").get<std::string>()));
     named.policy.fixed.push_back(fixed);
+  }
+  if (j.contains("compress")) {
+    named.compress = CompressSpec{.keep = j["compress"].at("keep").get<double>(),
+                                  .policy = j["compress"].at("policy").get<std::string>()};
   }
   return named;
 }
@@ -90,6 +98,11 @@ Result<Job> ReadJob(const json& j, uint32_t vocab) {
   for (const json& reading : j.at("readings")) {
     PREFIXD_ASSIGN(NamedPolicy named, ReadPolicy(reading));
     job.readings.push_back(std::move(named));
+  }
+  // What compressing gave up does not come back.
+  if (!std::ranges::is_partitioned(job.readings,
+                                   [](const NamedPolicy& r) { return !r.compress; })) {
+    return InvalidArgument("readings of compressed documents come last");
   }
   if (job.prompt.empty() || job.passages.empty()) {
     return InvalidArgument("a document has a prompt and at least one passage");
@@ -145,50 +158,34 @@ void EmitReading(const Job& job, const std::string& name, const ReadingResult& r
   Emit(event);
 }
 
-// Stores the document while it is prefilled, unless an earlier run has stored it.
-Result<std::string> Stored(const decoder::Model& model, Store& store, const ModelSpec& spec,
-                           const Job& job) {
-  const auto start = Clock::now();
-  PREFIXD_ASSIGN(PrefixMatch match, store.Match({.model = spec.name, .tokens = job.prompt}));
-  const bool prefill = match.n_tokens < job.prompt.size();
-  if (prefill) {
-    PREFIXD_ASSIGN(const std::unique_ptr<PutStream> put,
-                   store.BeginPut({.model = spec.name, .tokens = job.prompt}));
-    decoder::LocalAttention local(spec.geometry);
-    decoder::PutAttention storing(local, *put, spec.geometry);
-    Progress progress("prefill");
-    PREFIXD_TRY(model.Forward(job.prompt, 0, storing, 0, {}, [&](uint32_t done, uint32_t all) {
-      progress.Update(done, all, "tokens");
-      return true;
-    }));
-    PREFIXD_ASSIGN(const PutResult put_result, put->Commit());
-    match.prefix = put_result.prefix;
-  }
-  const double prefill_s = SecondsSince(start);
-  const auto ready_start = Clock::now();
-  PREFIXD_TRY(store.WaitReady(match.prefix, nullptr));
-  Emit({{"event", "stored"},
+// What compressing did, beside what the readings of it show.
+void EmitCompressed(const Job& job, const CompressSpec& spec, const CompressReport& report) {
+  Emit({{"event", "compressed"},
         {"id", job.id},
-        {"prefilled", prefill},
-        {"prefill_s", Short(prefill_s)},
-        {"ready_s", Short(SecondsSince(ready_start))}});
-  return match.prefix;
+        {"policy", spec.policy},
+        {"keep", spec.keep},
+        {"bytes_before", report.bytes_before},
+        {"bytes_after", report.bytes_after},
+        {"error_before", Short(report.error_before)},
+        {"error_after", Short(report.error_after)}});
 }
 
 Status CompareJob(const decoder::Model& model, Store& store, const ModelSpec& spec,
                   const Job& job) {
-  PREFIXD_ASSIGN(const std::string prefix, Stored(model, store, spec, job));
-  PREFIXD_ASSIGN(const std::shared_ptr<Session> session,
-                 store.Attach({.model = spec.name,
-                               .prefix = prefix,
-                               .n_tokens = static_cast<uint32_t>(job.prompt.size()),
-                               .policy = {.mode = StepMode::kFull}}));
+  StoredDocument document(model, store, spec, job.prompt);
+  PREFIXD_ASSIGN(const StoredDocument::Made made, document.Make());
+  Emit({{"event", "stored"},
+        {"id", job.id},
+        {"prefilled", made.prefilled},
+        {"prefill_s", Short(made.prefill_s)},
+        {"ready_s", Short(made.ready_s)}});
+  PREFIXD_ASSIGN(std::shared_ptr<Session> session, document.Attach());
   Comparison comparison(model, session, job.passages, job.recorded, job.logits);
   auto start = Clock::now();
   PREFIXD_ASSIGN(const ReadingResult full, comparison.Full());
   EmitReading(job, "full", full, SecondsSince(start));
   PREFIXD_ASSIGN(const std::vector<double> entropy, comparison.Entropy());
-  PREFIXD_ASSIGN(const PrefixDetail detail, store.Prefix(prefix));
+  PREFIXD_ASSIGN(const PrefixDetail detail, document.Detail());
   json chosen = json::object();
   for (const HeadChoice& choice : detail.choices) {
     chosen[std::to_string(choice.budget)].push_back(choice.chosen.Name());
@@ -198,13 +195,22 @@ Status CompareJob(const decoder::Model& model, Store& store, const ModelSpec& sp
         {"layers", spec.geometry.n_layers},
         {"entropy", Shortened(entropy)},
         {"chosen", chosen}});
+  std::optional<CompressSpec> read_as;
   for (const NamedPolicy& reading : job.readings) {
+    if (reading.compress && reading.compress != read_as) {
+      PREFIXD_TRY(session->Detach());
+      PREFIXD_ASSIGN(const CompressReport report, document.Compress(*reading.compress));
+      EmitCompressed(job, *reading.compress, report);
+      PREFIXD_ASSIGN(session, document.Attach());
+      comparison.ReadThrough(session);
+      read_as = reading.compress;
+    }
     start = Clock::now();
     PREFIXD_ASSIGN(const ReadingResult result, comparison.Read(reading.policy));
     EmitReading(job, reading.name, result, SecondsSince(start));
   }
   PREFIXD_TRY(session->Detach());
-  PREFIXD_TRY(store.Remove(prefix));
+  PREFIXD_TRY(document.Remove());
   Emit({{"event", "done"}, {"id", job.id}});
   return {};
 }

@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "decoder/attention/local_attention.h"
-#include "decoder/attention/put_attention.h"
 #include "decoder/checkpoint/checkpoint.h"
 #include "decoder/model/model.h"
 #include "demo/answer.h"
 #include "demo/commands.h"
 #include "demo/events.h"
+#include "demo/prefilled.h"
 #include "prefixd/client.h"
 #include "tensors/feature_map_file.h"
 
@@ -34,12 +34,6 @@ Result<std::vector<std::filesystem::path>> FindFeatureMaps(const std::filesystem
   std::sort(files.begin(), files.end());
   return files;
 }
-
-// Keeps the queries of each layer for the put's sample.
-struct QueryLog {
-  std::vector<std::vector<float>> layers;  // [n][n_q_heads][key_dim] each, tokens from `first`
-  uint32_t first = 0;                      // earlier tokens are not kept
-};
 
 // Answers the question in the state that `attention` is in, and truncates it to that again.
 Result<Answer> Ask(const Model& model, const std::vector<uint32_t>& question,
@@ -81,19 +75,6 @@ Status AnswerAll(const Model& model, const Request& request, LocalAttention& wit
   return {};
 }
 
-// Persists what a prefill computed. The prompt is durable when Commit returns.
-Result<PutResult> Put(Store& store, const ModelSpec& spec, const Request& request,
-                      const LocalAttention& attention, const QueryLog& queries) {
-  const auto n = static_cast<uint32_t>(request.prompt.size());
-  PREFIXD_ASSIGN(const std::unique_ptr<PutStream> put,
-                 store.BeginPut({spec.name, "", request.prompt, request.label}));
-  PREFIXD_TRY(decoder::PutCache(attention.cache(), 0, n, *put));
-  for (uint32_t layer = 0; layer < spec.geometry.n_layers; ++layer) {
-    PREFIXD_TRY(put->WriteQueries(layer, queries.first, n - queries.first, queries.layers[layer]));
-  }
-  return put->Commit();
-}
-
 }  // namespace
 
 Status RunPrefill(const std::string& address, const Request& request) {
@@ -109,21 +90,10 @@ Status RunPrefill(const std::string& address, const Request& request) {
 
   // Times a cold prefill until the first answer token, as a decoder without prefixd does it.
   const auto n = static_cast<uint32_t>(request.prompt.size());
-  LocalAttention local(spec.geometry);
-  QueryLog queries{std::vector<std::vector<float>>(spec.geometry.n_layers), n - n / 4};
-  decoder::ObservedAttention observed(
-      local, [&](uint32_t layer, uint32_t first, uint32_t count, std::span<const float> q) {
-        const uint32_t skip = std::min(count, queries.first - std::min(queries.first, first));
-        const std::span<const float> kept = q.subspan(q.size() / count * skip);
-        queries.layers[layer].insert(queries.layers[layer].end(), kept.begin(), kept.end());
-      });
-  Progress prefilling("cold prefill");
   const auto prefill_start = Clock::now();
-  const auto progress = [&](uint32_t done, uint32_t total) {
-    prefilling.Update(done, total, "tokens");
-    return true;
-  };
-  PREFIXD_TRY(model.Forward(request.prompt, 0, observed, 0, {}, progress));
+  PREFIXD_ASSIGN(Prefilled prefilled,
+                 Prefilled::Compute(model, spec.geometry, request.prompt, "cold prefill"));
+  LocalAttention& local = prefilled.attention();
   const double prompt_s = SecondsSince(prefill_start);
   std::vector<float> logits(model.config().vocab_size);
   PREFIXD_TRY(model.Forward(request.questions.front().tokens, n, local, 1, logits));
@@ -135,7 +105,7 @@ Status RunPrefill(const std::string& address, const Request& request) {
         {"first_token_s", first_token_s}});
 
   const auto put_start = Clock::now();
-  PREFIXD_ASSIGN(const PutResult stored, Put(*client, spec, request, local, queries));
+  PREFIXD_ASSIGN(const PutResult stored, prefilled.Put(*client, spec.name, request.label));
   Emit({{"event", "stored"},
         {"prefix", stored.prefix},
         {"bytes", stored.bytes},

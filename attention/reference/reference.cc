@@ -177,8 +177,9 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
   for (uint32_t j = 0; j < dk; ++j) scaled_query[j] = double{in.layer.scale} * Query(in, g)[j];
   const Vector key_mean = RemainderMean(moment.mean_key(), keys, r);
   const Vector value_mean = RemainderMean(moment.mean_value(), values, r);
-  double mu = 0, variance = 0;
+  double mu = 0, variance = 0, whole = 0;
   for (uint32_t j = 0; j < dk; ++j) {
+    whole += scaled_query[j] * scaled_query[j] * moment.key_m2()[j];
     double m2 = moment.key_m2()[j];
     for (const Vector& key : keys) m2 -= std::pow(key[j] - moment.mean_key()[j], 2);
     m2 -= r * std::pow(key_mean[j] - moment.mean_key()[j], 2);
@@ -196,7 +197,7 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
     };
     const auto mid = [&](uint32_t j, uint32_t l) { return moment.covariance()[j * dk + l]; };
     const auto of = [&](const Vector& x, uint32_t j) { return x[j] - moment.mean_key()[j]; };
-    const double whole = quadratic(mid);
+    whole = quadratic(mid);
     const double left = quadratic([&](uint32_t j, uint32_t l) {
       double m2 = mid(j, l) - r * of(key_mean, j) * of(key_mean, l);
       for (const Vector& key : keys) m2 -= of(key, j) * of(key, l);
@@ -232,7 +233,9 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
     }
   }
 
-  Estimate out{std::log(r) + mu, value_mean, r / static_cast<double>(in.mid_count)};
+  double share = r / static_cast<double>(in.mid_count);
+  if (variance > 0) share = std::min(share, variance * r / whole);
+  Estimate out{std::log(r) + mu, value_mean, share};
   const double depth =
       in.moment_form == MomentForm::kRank ? NormalQuantile(r / double(in.mid_count)) : 0;
   const bool by_rank = in.moment_form == MomentForm::kRank && std::isfinite(depth);

@@ -38,7 +38,8 @@ using prefixd::PhiForm;
 struct Estimate {
   double log_z;
   std::vector<double> y;
-  double share;  // left of the summary after subtraction; rounding grows by 1 / share
+  double share;  // left of the summary (its tokens, its spread) after subtraction; rounding grows
+                 // by 1 / share
 };
 // The inputs are those of GroupStep; `g` is the query head. The mid region must not be empty after
 // retrieval.

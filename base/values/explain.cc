@@ -28,6 +28,8 @@ std::string_view MissReasonName(MissReason reason) {
       return "removed";
     case MissReason::kPutRefused:
       return "put_refused";
+    case MissReason::kCompressed:
+      return "compressed";
   }
   return "nothing_stored";
 }

@@ -138,6 +138,7 @@ pfx_code pfx_attach(pfx_store* client, const pfx_attach_options* options, pfx_se
     spec.lineage = Text(o.lineage);
     spec.call_timeout_ms = o.call_timeout_ms;
     spec.own_memory_tokens = o.own_memory_tokens;
+    spec.accept_compressed = o.accept_compressed != 0;
     spec.engine = {o.prefill_tokens_per_second, o.cached_tokens, o.answer_tokens};
     PREFIXD_ASSIGN(spec.policy, Policy(o.policy_json));
     PREFIXD_ASSIGN(auto attached, client->client->Attach(spec));

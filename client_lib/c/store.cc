@@ -45,6 +45,7 @@ pfx_match_result ResultOf(const PrefixMatch& match) {
   out.stored_tokens = match.stored_tokens;
   out.exact_tokens = match.exact_tokens;
   out.estimate = EstimateOf(match.estimate);
+  out.compressed = match.compressed ? 1 : 0;
   return out;
 }
 
@@ -58,6 +59,7 @@ Result<MatchSpec> SpecOf(const pfx_match_options* options) {
   spec.accept_approximate = o.accept_approximate != 0;
   spec.lineage = Text(o.lineage);
   spec.engine = {o.prefill_tokens_per_second, o.cached_tokens, o.answer_tokens};
+  spec.accept_compressed = o.accept_compressed != 0;
   return spec;
 }
 
@@ -305,6 +307,20 @@ pfx_code pfx_rewrite(pfx_store* client, const char* prefix, const char* kind, pf
     PREFIXD_ASSIGN(const auto result,
                    client->client->Rewrite(Text(prefix), how, Progress(progress, user)));
     return ReturnText(wire::ToText(result), json);
+  });
+}
+
+pfx_code pfx_compress(pfx_store* client, const char* prefix, const char* spec_json,
+                      pfx_progress progress, void* user, char** json) {
+  return Guard([&]() -> Status {
+    if (client == nullptr) return Null("client");
+    CompressSpec spec;
+    if (spec_json != nullptr) {
+      PREFIXD_ASSIGN(spec, wire::FromText<CompressSpec>(spec_json, "compress"));
+    }
+    PREFIXD_ASSIGN(const auto report,
+                   client->client->Compress(Text(prefix), spec, Progress(progress, user)));
+    return ReturnText(wire::ToText(report), json);
   });
 }
 

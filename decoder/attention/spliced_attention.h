@@ -36,6 +36,8 @@ class SplicedAttention : public AttentionBackend {
 
   void set_block_mode(BlockMode mode) { block_mode_ = mode; }
   Session& session() { return *session_; }
+  // From now on reads the prefix through another session of it. The tokens after it stay.
+  void set_session(std::shared_ptr<Session> session) { session_ = std::move(session); }
   // Returns the rows of the tokens after the prefix.
   const KvCache& cache() const { return local_.cache(); }
   // Returns what the steps read so far; only the session's own report counts exact blocks.

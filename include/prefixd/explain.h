@@ -34,8 +34,9 @@ enum class MissReason : uint8_t {
   kEvictedQuota = 9,   // more tokens were stored; they made room within the tenant's quota
   kRemoved = 10,       // more tokens were stored; they were removed
   kPutRefused = 11,    // a put of more tokens found no room
+  kCompressed = 12,    // more tokens match when compressed prefixes are taken
 };
-inline constexpr size_t kMissReasons = 12;
+inline constexpr size_t kMissReasons = 13;
 std::string_view MissReasonName(MissReason reason);  // "diverges", "evicted", ...
 
 struct FieldDifference {

@@ -286,9 +286,12 @@ typedef struct pfx_match_options {
    */
   double prefill_tokens_per_second;
   uint32_t cached_tokens, answer_tokens;
+  /* Takes compressed prefixes, too (pfx_compress): they serve steps under a policy, and can neither
+   * be restored nor continued. */
+  int accept_compressed;
 } pfx_match_options;
 #define PFX_MATCH_OPTIONS_INIT \
-  { sizeof(pfx_match_options), NULL, NULL, NULL, 0, 0, NULL, 0, 0, 0 }
+  { sizeof(pfx_match_options), NULL, NULL, NULL, 0, 0, NULL, 0, 0, 0, 0 }
 
 typedef struct pfx_match_result {
   size_t struct_size;
@@ -297,9 +300,10 @@ typedef struct pfx_match_result {
   uint32_t stored_tokens; /* length of that prefix */
   uint32_t exact_tokens;  /* matching tokens before the first derived one */
   pfx_estimate estimate;
+  int compressed; /* not 0: of some of the tokens no rows are stored */
 } pfx_match_result;
 #define PFX_MATCH_RESULT_INIT \
-  { sizeof(pfx_match_result), "", 0, 0, 0, PFX_ESTIMATE_INIT }
+  { sizeof(pfx_match_result), "", 0, 0, 0, PFX_ESTIMATE_INIT, 0 }
 
 /* Finds the longest stored prefix of the tokens; an empty match is no error. */
 PFX_API pfx_code pfx_match(pfx_store* client, const pfx_match_options* options,
@@ -339,6 +343,14 @@ PFX_API pfx_code pfx_wait_ready(pfx_store* client, const char* prefix, pfx_progr
  */
 PFX_API pfx_code pfx_rewrite(pfx_store* client, const char* prefix, const char* kind,
                              pfx_progress progress, void* user, char** json);
+/* Gives up, for good, the rows of most tokens of the segment in which the prefix ends, once what
+ * that does to attention over it is measured. `spec_json`: {"keep": 0.25, "policy": "gkv",
+ * "max_error": 0.1, "dry_run": true}, each with a default (prefixd/compress.h). `json` may be NULL:
+ * {"compressed": true, "bytes_before": ..., "error_after": ..., ...}; where max_error was exceeded,
+ * "refused" says so. PFX_FAILED_PRECONDITION: others need its rows, a session has it open, or its
+ * summaries are not ready. */
+PFX_API pfx_code pfx_compress(pfx_store* client, const char* prefix, const char* spec_json,
+                              pfx_progress progress, void* user, char** json);
 /* Reads and verifies every segment that a prefix needs (NULL or "": the whole store, over a
  * connection all of the tenant's), each once; `json` may be NULL. */
 PFX_API pfx_code pfx_verify(pfx_store* client, const char* prefix, pfx_progress progress,
@@ -370,9 +382,11 @@ typedef struct pfx_attach_options {
   /* Own tokens kept in memory; beyond so many (0: no bound, else at least 256) the oldest move to
    * the store in the background, and steps read them as they read the prefix. */
   uint32_t own_memory_tokens;
+  /* Of the tokens' longest prefix, as in pfx_match_options; a named one needs it not. */
+  int accept_compressed;
 } pfx_attach_options;
 #define PFX_ATTACH_OPTIONS_INIT \
-  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0 }
+  { sizeof(pfx_attach_options), NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0 }
 
 typedef struct pfx_session_shape {
   size_t struct_size;

@@ -106,10 +106,11 @@ std::string AnswerSentence(const BreakEvenOutcome& outcome, const LengthOutcome&
   }
   if (completed.token_ms < restored->token_ms) {
     const auto tokens = BreakEvenTokens(completed, *restored);
-    return out + (tokens && *tokens <= 0
-                      ? ": attaching is ahead of restoring from the first token."
-                      : ": attaching is ahead of restoring from " + Thousands(std::ceil(*tokens)) +
-                            " generated tokens on.");
+    if (tokens && *tokens <= 0)
+      return out + ": attaching is ahead of restoring from the first token.";
+    const double until = std::ceil(*tokens);
+    return out + ": attaching is ahead of restoring once " + Thousands(until) +
+           (until == 1 ? " token is generated." : " tokens are generated.");
   }
   const double lead = restored->once_ms - completed.once_ms;
   const double until = lead / (completed.token_ms - restored->token_ms);

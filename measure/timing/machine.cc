@@ -101,8 +101,7 @@ std::vector<std::pair<std::string, std::string>> MachineFacts(const fs::path& di
   utsname kernel{};
   if (::uname(&kernel) == 0) facts.emplace_back("kernel", kernel.release);
   char load[64];
-  std::snprintf(load, sizeof load, "%.1f processes per core%s", LoadPerCore(),
-                LoadPerCore() > 0.5 ? ": other work disturbed the figures" : "");
+  std::snprintf(load, sizeof load, "%.1f processes per core in the minute before", LoadPerCore());
   facts.emplace_back("load at the start", load);
   facts.emplace_back("date", date);
   facts.emplace_back("prefixd", commit);

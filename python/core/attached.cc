@@ -135,9 +135,7 @@ class AttachedBatch {
         stepping.push_back(i);
         continue;
       }
-      const Status status =
-          away ? Status(*away) : one.session->AttendExact(layer, heads, one.rows, in, y, lse);
-      Note(i, status, &away, failed);
+      Note(i, away ? Status(*away) : AttendQuestion(one, layer, heads, s, in, y, lse), &away, failed);
     }
     if (steps.empty()) return;
     if (away) {
@@ -146,6 +144,22 @@ class AttachedBatch {
     }
     store_->StepBatch(steps);
     for (size_t i = 0; i < steps.size(); ++i) Note(stepping[i], steps[i].status, &away, failed);
+  }
+
+  // In runs, each with a call's bound of its own: a question of thousands of tokens over a long
+  // prefix takes long, and that says nothing of the daemon.
+  static Status AttendQuestion(const Sequence& one, uint32_t layer, HeadRange heads,
+                               const LayerShapes& s, std::span<const float> q, std::span<float> y,
+                               std::span<float> lse) {
+    constexpr uint32_t kRun = 256;
+    for (uint32_t done = 0; done < one.rows; done += kRun) {
+      const uint32_t n = std::min(kRun, one.rows - done);
+      const size_t at = done * s.q_heads, rows = n * s.q_heads;
+      PREFIXD_TRY(one.session->AttendExact(
+          layer, heads, n, q.subspan(at * s.key_dim, rows * s.key_dim),
+          y.subspan(at * s.value_dim, rows * s.value_dim), lse.subspan(at, rows)));
+    }
+    return {};
   }
 
   void Note(size_t sequence, const Status& status, std::optional<Error>* away,

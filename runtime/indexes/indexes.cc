@@ -51,6 +51,11 @@ Result<Loaded> LoadPart(const IndexSource& source, size_t p, IndexKind kind) {
   return source.keep(*std::move(loaded));
 }
 
+bool IsIndexBlob(const std::string& name) {
+  return name.starts_with("codes.") || name.starts_with("ivf.") || name.starts_with("recall.") ||
+         IsRetiredIndexBlob(name);
+}
+
 }  // namespace
 
 uint32_t IndexMinTokens(const RuntimeOptions& options, IndexKind kind) {
@@ -96,11 +101,13 @@ bool IsRetiredIndexBlob(std::string_view name) {
          name == "recall.pages";
 }
 
+bool HasIndexBlobs(const DerivedContext& context, const storage::SegmentId& id) {
+  return std::ranges::any_of(context.segments.ListBlobs(id), IsIndexBlob);
+}
+
 Status RemoveIndexBlobs(const DerivedContext& context, const storage::SegmentId& id) {
   for (const std::string& name : context.segments.ListBlobs(id)) {
-    const bool index = name.starts_with("codes.") || name.starts_with("ivf.") ||
-                       name.starts_with("recall.") || IsRetiredIndexBlob(name);
-    if (index) PREFIXD_TRY(context.segments.RemoveBlob(id, name));
+    if (IsIndexBlob(name)) PREFIXD_TRY(context.segments.RemoveBlob(id, name));
   }
   return {};
 }

@@ -33,6 +33,8 @@ std::string IndexBlobName(index::IndexKind kind, uint32_t layer, uint32_t kv_hea
 std::string IndexProducer(index::IndexKind kind, Anchors anchors);
 // Whether the blob belongs to a kind of index that older builds made and no code reads any more.
 bool IsRetiredIndexBlob(std::string_view name);
+// Whether any index lies beside a segment, or the recall of one.
+bool HasIndexBlobs(const DerivedContext& context, const storage::SegmentId& id);
 // Removes all indexes beside a segment, and their recall: of a compressed one, whose tokens they
 // name have no rows any more.
 Status RemoveIndexBlobs(const DerivedContext& context, const storage::SegmentId& id);

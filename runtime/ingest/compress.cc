@@ -62,9 +62,9 @@ class HeadCompression {
   Status Run(std::vector<uint32_t>& kept, HeadErrors& errors) {
     const uint32_t n = in_.prefix.n_tokens();
     if (in_.samples != nullptr) {
-      PREFIXD_ASSIGN(const MemoryCharge memory,
-                     in_.context.MemoryOf(in_.prefix.info().tenant)
-                         .Take(MemoryKind::kIngest, uint64_t{n} * row_.bytes()));
+      PREFIXD_ASSIGN(
+          const MemoryCharge memory,
+          in_.context.MemoryOf(in_.prefix.info().tenant).Take(MemoryKind::kIngest, Bytes()));
       rows_.resize(size_t{n} * row_.bytes());
       for (uint32_t at = 0, end = 0; at < n; at = end) {
         end = std::min(n, RunEnd(in_.prefix.parts(), at, kRunTokens));
@@ -80,6 +80,14 @@ class HeadCompression {
   }
 
  private:
+  // Rows, scores of one query, and what the policy's queries saw.
+  uint64_t Bytes() const {
+    const uint64_t n = in_.prefix.n_tokens();
+    const uint64_t queries =
+        NeedsQueries(in_.policy) ? (in_.samples->layers[layer_].positions.size() + 1) / 2 : 0;
+    return n * (row_.bytes() + 2 * shape_.group_size() * sizeof(float)) +
+           queries * in_.region.size() * sizeof(double);
+  }
   RowsView Rows(TokenRange tokens) const {
     return {rows_.data() + tokens.begin * row_.bytes(), tokens.size(), row_.bytes(), row_};
   }

@@ -177,7 +177,7 @@ Status IngestSegment(const DerivedContext& context, const Model& model,
 bool IngestComplete(const DerivedContext& context, const Model& model,
                     const storage::PrefixInfo& info) {
   const RuntimeOptions& options = context.options;
-  if (info.kept_rows > 0) return true;
+  if (info.kept_rows > 0) return !HasIndexBlobs(context, info.chain.back());
   if (!context.segments.GetBlob(info.id, kDoneBlob, DoneProducer(context, model)).ok())
     return false;
   const auto names = context.segments.ListBlobs(info.id);

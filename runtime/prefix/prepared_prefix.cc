@@ -332,7 +332,13 @@ Status PreparedPrefix::LoadKeys(size_t head, const PreparedPrefix* shorter, stor
   const size_t stride = row(head).key_bytes();
   std::byte* const rows = keys->rows(head);
   if (compressed()) {
-    PREFIXD_CHECK(kept.size() <= keys->room(), kept.size(), keys->room());
+    if (kept.size() > keys->room()) {
+      return Error{Code::kFailedPrecondition,
+                   "prefix " + stored_->info().id.ToString() +
+                       " was compressed with other anchors (anchors.sink, anchors.tail), and some "
+                       "of the first and last tokens of now have no rows; set them as they were, "
+                       "or put the prompt again"};
+    }
     for (size_t at = 0; at < kept.size(); at += kTokensAtATime) {
       if (stop && *stop) return Error{Code::kCancelled, "keys are not wanted any more"};
       const auto ids = kept.subspan(at, std::min<size_t>(kTokensAtATime, kept.size() - at));

@@ -1,9 +1,11 @@
 #include "runtime/store/compress_prefix.h"
 
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 
+#include "base/capture_errors.h"
 #include "runtime/derived/blob_names.h"
 #include "runtime/derived/unread.h"
 #include "runtime/indexes/indexes.h"
@@ -31,19 +33,34 @@ Result<Compression> PlanFor(Core& core, const Model& model, const SegmentId& seg
   return PlanCompression(core.derived, model, *prefix, spec, samples ? &*samples : nullptr, work);
 }
 
-// Background rewriting would have the segment open; it goes on where nothing was compressed.
+// Background rewriting would have the segment open, and so would a look at it behind a start;
+// rewriting goes on where nothing was compressed.
 class PausedRewriting {
  public:
-  PausedRewriting(Core& core, const SegmentId& segment) : core_(core), segment_(segment) {
-    core_.rewrites->Forget(segment_);
+  PausedRewriting(Core& core, const SegmentId& segment) : core_(core), segment_(segment) {}
+  ~PausedRewriting() {
+    if (!goes_on_) return;
+    static_cast<void>(CaptureErrors([&]() -> Status {
+      core_.rewrites->Enqueue(segment_);
+      return {};
+    }));
   }
-  ~PausedRewriting() { core_.rewrites->Enqueue(segment_); }
+  // Whether it is rewritten when this ends: what is not ready is when it is, and what is compressed
+  // never.
+  void set_goes_on(bool goes_on) { goes_on_ = goes_on; }
+  Status Run(const std::function<Status()>& act) {
+    return core_.resumption->Undisturbed(segment_, [&] {
+      core_.rewrites->Forget(segment_);
+      return act();
+    });
+  }
   PausedRewriting(const PausedRewriting&) = delete;
   PausedRewriting& operator=(const PausedRewriting&) = delete;
 
  private:
   Core& core_;
   const SegmentId segment_;
+  bool goes_on_ = false;
 };
 
 }  // namespace
@@ -53,8 +70,10 @@ Result<CompressReport> CompressPrefix(Core& core, std::string_view prefix, const
   PREFIXD_ASSIGN(const auto info, FindPrefix(core, prefix));
   PREFIXD_ASSIGN(const auto model, core.models.Find(info.model));
   const SegmentId segment = info.chain.back();
-  const PausedRewriting paused(core, segment);
-  PREFIXD_TRY(core.storage->CheckCompressible(segment));
+  PausedRewriting paused(core, segment);
+  paused.set_goes_on(core.options.recluster &&
+                     core.ingest->Get(segment).state == IngestState::kReady);
+  PREFIXD_TRY(paused.Run([&] { return core.storage->CheckCompressible(segment); }));
   PREFIXD_ASSIGN(const auto own, core.storage->GetPrefix(segment));
   // What stays must be in the summaries, for it cannot be made again.
   if (!IngestComplete(core.derived, *model, own)) {
@@ -63,12 +82,19 @@ Result<CompressReport> CompressPrefix(Core& core, std::string_view prefix, const
                      " are not ready, and could not be made of a compressed one; wait until they "
                      "are (prefixctl prefixes show) and try again"};
   }
+  core.ingest->MarkReady(segment);  // looks behind a start pass it by while it is compressed
+  paused.set_goes_on(core.options.recluster);
   PREFIXD_ASSIGN(const Compression plan, PlanFor(core, *model, segment, spec, progress));
   CompressReport report = plan.report;
+  if (spec.max_error > 0 && report.queries_measured == 0) {
+    return Error{Code::kFailedPrecondition,
+                 "the put of this prefix kept too few queries, so no error can be measured; leave "
+                 "out max_error"};
+  }
   PREFIXD_ASSIGN(const auto sizes, core.storage->SizesOf(segment, report.kept_tokens));
   report.bytes_before = sizes.now;
   report.bytes_after = sizes.compressed;
-  if (spec.max_error > 0 && report.error_after > spec.max_error) {
+  if (spec.max_error > 0 && !(report.error_after <= spec.max_error)) {
     char text[160];
     std::snprintf(text, sizeof text,
                   "compressed, the prefix would err by %.4f on average, more than %.4f; it stays "
@@ -86,7 +112,8 @@ Result<CompressReport> CompressPrefix(Core& core, std::string_view prefix, const
   options.progress = [&](uint64_t done, uint64_t total, std::string_view unit) {
     return !progress || progress(done, total, unit);
   };
-  PREFIXD_TRY(core.storage->Compress(segment, options));
+  PREFIXD_TRY(paused.Run([&] { return core.storage->Compress(segment, options); }));
+  paused.set_goes_on(false);
   core.prepared.Forget(segment);
   PREFIXD_TRY(RemoveIndexBlobs(core.derived, segment));
   report.compressed = true;

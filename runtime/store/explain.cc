@@ -116,6 +116,17 @@ void DescribeRest(const storage::MatchExplanation& found, std::vector<Miss>* out
                 "that their put returned)";
     out->push_back(std::move(miss));
   }
+  if (found.compressed_tokens > 0) {
+    Miss miss;
+    miss.reason = MissReason::kCompressed;
+    miss.n_tokens = found.compressed_tokens;
+    miss.prefix = found.compressed.ToString();
+    miss.text = Count(found.compressed_tokens) +
+                " tokens match when compressed prefixes are taken (accept_compressed): steps under "
+                "a policy read them, and nothing restores them; put the prompt again to have all "
+                "rows";
+    out->push_back(std::move(miss));
+  }
   for (const auto& unusable : found.unusable) {
     Miss miss;
     miss.n_tokens = unusable.n_tokens;
@@ -225,8 +236,12 @@ Result<Explanation> ExplainMatch(const Core& core, const ExplainSpec& spec) {
                    core.storage->ExplainMatch(match.model, match.tenant, match.tokens, accept));
     const storage::Match& m = found.match;
     if (m.n_tokens > 0) {
-      out.match = {m.id.ToString(), m.n_tokens, m.stored_tokens, m.exact_tokens,
-                   EstimateReuse(core, match.engine, {asked, match.tenant, m.id, m.n_tokens})};
+      out.match = {m.id.ToString(),
+                   m.n_tokens,
+                   m.stored_tokens,
+                   m.exact_tokens,
+                   EstimateReuse(core, match.engine, {asked, match.tenant, m.id, m.n_tokens}),
+                   m.compressed};
     }
     if (m.n_tokens < match.tokens.size()) {
       DescribeNearest(found, match, &out.misses);

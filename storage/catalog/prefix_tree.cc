@@ -173,6 +173,18 @@ Status PrefixTree::CheckCompressible(const SegmentId& id) const {
   return CheckUnshared(id, 0);
 }
 
+bool PrefixTree::Pinned(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  return it != nodes_.end() && it->second.pins > 0;
+}
+
+bool PrefixTree::HasChildren(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = nodes_.find(id);
+  return it != nodes_.end() && it->second.children > 0;
+}
+
 Status PrefixTree::Compress(const SegmentRecord& record, const Uuid& file, const Commit& commit) {
   std::lock_guard lock(mutex_);
   PREFIXD_TRY(CheckUnshared(record.id, 0));

@@ -97,6 +97,8 @@ class PrefixTree {
   // Whether nothing but the segment's whole names needs its rows, and nobody has it open: the
   // message of kFailedPrecondition names the obstacle.
   Status CheckCompressible(const SegmentId& id) const;
+  bool Pinned(const SegmentId& id) const;  // false: unknown
+  bool HasChildren(const SegmentId& id) const;
   // Replaces the record as Update does, by that of a compressed segment; errors are
   // CheckCompressible's, too.
   Status Compress(const SegmentRecord& record, const Uuid& file, const Commit& commit);

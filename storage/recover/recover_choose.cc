@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -55,13 +56,14 @@ class Chooser {
     });
   }
 
-  // When a segment has two files (a rewrite was cut short), the later one with sound rows is kept.
+  // When a segment has two files (a rewrite was cut short), the later one with sound rows is kept;
+  // but one with all rows before a compressed one: where that was acknowledged, the other is gone.
   void DropTwins() {
     std::map<SegmentId, const FoundSegment*> best;
     for (const FoundSegment& f : scan_.found) {
       const FoundSegment*& kept = best[f.record.id];
       const auto worth = [](const FoundSegment& x) {
-        return std::pair(x.damage.empty(), x.record.sequence);
+        return std::tuple(x.damage.empty(), !x.record.compressed(), x.record.sequence);
       };
       if (kept == nullptr || worth(f) > worth(*kept)) kept = &f;
     }

@@ -82,8 +82,17 @@ Result<MatchExplanation> ExplainLongest(StoreCore& core, const RequestScope& sco
   PREFIXD_ASSIGN(out.match, FindLongest(core, scope, hashes, tokens, accept));
   if (out.match.n_tokens == tokens.size()) return out;
   PREFIXD_ASSIGN(out.stored_token, TokenBehind(core, out.match));
-  PREFIXD_ASSIGN(const Match derived, FindLongest(core, scope, hashes, tokens, {true, {}}));
+  Acceptance more = accept;
+  more.approximate = true;
+  PREFIXD_ASSIGN(const Match derived, FindLongest(core, scope, hashes, tokens, more));
   if (derived.n_tokens > out.match.n_tokens) out.derived_tokens = derived.n_tokens;
+  more = accept;
+  more.compressed = true;
+  PREFIXD_ASSIGN(const Match compressed, FindLongest(core, scope, hashes, tokens, more));
+  if (compressed.n_tokens > out.match.n_tokens) {
+    out.compressed_tokens = compressed.n_tokens;
+    out.compressed = compressed.id;
+  }
   PREFIXD_TRY(FindUnusable(core, hashes, block, &out));
   PREFIXD_TRY(FindGone(core, scope, hashes, block, &out));
   return out;

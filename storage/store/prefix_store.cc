@@ -196,7 +196,7 @@ class Store final : public PrefixStore {
   }
 
   Status CheckCompressible(const SegmentId& id) const override {
-    return core_->tree.CheckCompressible(core_->tree.Resolve(id).first);
+    return storage::CheckCompressible(*core_, id);
   }
   Result<SegmentSizes> SizesOf(const SegmentId& id, uint32_t kept_rows) const override {
     return CompressedSizes(*core_, id, kept_rows);

@@ -79,6 +79,9 @@ struct MatchExplanation {
   // or nothing matches.
   std::optional<uint32_t> stored_token;
   uint32_t derived_tokens = 0;  // the tokens that match when derived rows are taken, if more
+  // The same where compressed segments are taken; the segment in which that match ends.
+  uint32_t compressed_tokens = 0;
+  SegmentId compressed;
   // A stored prefix that holds more tokens of the prompt but serves nobody, and why.
   struct Unusable {
     SegmentId id;

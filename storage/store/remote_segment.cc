@@ -201,6 +201,7 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
                    OpenStoredPrefix(core.shared_from_this(), record.parent, record.tokens.begin));
     tokens.assign(parent->tokens().begin(), parent->tokens().end());
     PREFIXD_ASSIGN(const SegmentRecord continued, core.tree.Record(record.parent));
+    if (continued.compressed()) return Compressed(record.parent);
     PREFIXD_TRY(CheckContinues(continued, record));
   }
   const std::vector<uint32_t> own = source.tokens();

@@ -1,5 +1,7 @@
 #include "storage/store/segment_compress.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "storage/io/crash_point.h"
@@ -53,11 +55,24 @@ Status CopyKept(StoreCore& core, const SegmentFile& source, const CompressOption
   return {};
 }
 
+// Matches and blobs pin a segment for a moment; what stays pinned is open.
+void AwaitUnpinned(const StoreCore& core, const SegmentId& segment) {
+  for (int ms = 0; ms < 200 && core.tree.Pinned(segment); ++ms) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 }  // namespace
+
+Status CheckCompressible(const StoreCore& core, const SegmentId& id) {
+  const SegmentId segment = core.tree.Resolve(id).first;
+  AwaitUnpinned(core, segment);
+  return core.tree.CheckCompressible(segment);
+}
 
 Status CompressSegment(StoreCore& core, const SegmentId& id, const CompressOptions& options) {
   const SegmentId segment = core.tree.Resolve(id).first;
-  PREFIXD_TRY(core.tree.CheckCompressible(segment));
+  PREFIXD_TRY(CheckCompressible(core, segment));
   PREFIXD_ASSIGN(const SegmentRecord old, core.tree.Record(segment));
   if (!options.kept || options.kept_rows == 0 || options.kept_rows >= old.tokens.size()) {
     return InvalidArgument("a compressed segment keeps some of its " +
@@ -83,6 +98,7 @@ Status CompressSegment(StoreCore& core, const SegmentId& id, const CompressOptio
   sealed.sequence = sequence.number();
   PREFIXD_TRY(SealNewFile(core, *file.writer, sealed));
   CrashPoint("compress.sealed");
+  AwaitUnpinned(core, segment);
   {
     std::lock_guard commit(core.commit_mutex);
     // Users may have changed the name meanwhile; their changes stay.

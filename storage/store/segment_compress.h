@@ -12,6 +12,9 @@
 
 namespace prefixd::storage {
 
+// As PrefixStore::CheckCompressible. Waits a moment for whoever has the segment for a moment alone.
+Status CheckCompressible(const StoreCore& core, const SegmentId& id);
+
 // As PrefixStore::Compress.
 Status CompressSegment(StoreCore& core, const SegmentId& id, const CompressOptions& options);
 

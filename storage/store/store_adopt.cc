@@ -90,6 +90,9 @@ class Adopter {
     record.reclustered = found.reclustered;
     record.encoding = found.encoding;
     record.encoding_error = found.encoding_error;
+    record.kept_rows = found.kept_rows;
+    record.full_bytes = found.full_bytes;
+    if (record.compressed() && core_.tree.HasChildren(record.id)) return Fate::kLeftAlone;
     CatalogChange change;
     change.put.push_back({record, std::nullopt});
     CrashPoint("adopt.before_rewritten");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -95,9 +96,14 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
                           const Acceptance& accept) {
   if (tokens.empty()) return Match{};
   const int64_t now = NowUnixMs();
+  // A compressed segment holds each of its blocks and serves whole alone: those that did not are
+  // left out, or there would be a round for each block.
+  std::set<SegmentId> in_vain;
   const auto usable_holders = [&](size_t count) -> Result<std::vector<SegmentId>> {
     PREFIXD_ASSIGN(std::vector<SegmentId> ids, core.catalog->FindBlock(hashes[count - 1]));
-    std::erase_if(ids, [&](const SegmentId& id) { return !core.tree.Usable(id, now, accept); });
+    std::erase_if(ids, [&](const SegmentId& id) {
+      return in_vain.contains(id) || !core.tree.Usable(id, now, accept);
+    });
     return ids;
   };
   const uint32_t block = core.catalog->meta().block_tokens;
@@ -136,6 +142,10 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
       PREFIXD_TRY(matcher.Consider(id, static_cast<uint32_t>(low * block)));
     }
     if (matcher.best().n_tokens > 0) return matcher.best();
+    for (const SegmentId& id : candidates) {
+      const auto record = core.tree.Record(id);
+      if (record.ok() && record->compressed()) in_vain.insert(id);
+    }
     high = low - 1;  // the holders vanished, were damaged, or their ids differ: try shorter
   }
 }

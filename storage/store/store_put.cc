@@ -330,7 +330,7 @@ class PutWriter final : public SegmentWriter {
   bool done_ = false;
 };
 
-// Matches and pins the match; tries again when a removal comes between.
+// Matches and pins the match; tries again when a removal or a compression comes between.
 Status MatchAndPin(StoreCore& core, PutPlan& plan) {
   for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
     PREFIXD_ASSIGN(plan.match,
@@ -343,7 +343,12 @@ Status MatchAndPin(StoreCore& core, PutPlan& plan) {
     }
     if (plan.match.n_tokens == 0) return {};
     auto pin = core.tree.Pin(plan.match.id);
-    if (pin.ok()) {
+    if (!pin.ok()) continue;
+    // Compressing may have come between.
+    const auto taken = [&](const SegmentRecord& segment) {
+      return plan.options.accept.TakesSegment(segment);
+    };
+    if (std::ranges::all_of(pin->chain(), taken)) {
       plan.pin = std::move(*pin);
       return {};
     }

@@ -104,6 +104,52 @@ TEST_P(CApi, StoredPrefixesAreListedMatchedCheckedAndRemoved) {
   EXPECT_EQ(pfx_remove(client_, prefix_.c_str()), PFX_NOT_FOUND);
 }
 
+TEST_P(CApi, CompressedPrefixesAreFoundWhereTheyAreAccepted) {
+  Put();
+  ASSERT_EQ(pfx_wait_ready(client_, prefix_.c_str(), nullptr, nullptr), PFX_OK);
+  EXPECT_EQ(pfx_compress(client_, prefix_.c_str(), R"({"keeps": 1})", nullptr, nullptr, nullptr),
+            PFX_INVALID_ARGUMENT);
+  char* json = nullptr;
+  const char* spec = R"({"keep": 0.25, "policy": "window", "dry_run": true})";
+  ASSERT_EQ(pfx_compress(client_, prefix_.c_str(), spec, nullptr, nullptr, &json), PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(Json::parse(json)["compressed"], false);
+  pfx_free(json);
+  pfx_match_options wanted = PFX_MATCH_OPTIONS_INIT;
+  wanted.model = "m";
+  wanted.tokens = tokens_.data();
+  wanted.n_tokens = tokens_.size();
+  pfx_match_result match = PFX_MATCH_RESULT_INIT;
+  ASSERT_EQ(pfx_match(client_, &wanted, &match), PFX_OK);
+  EXPECT_EQ(match.n_tokens, kTokens);
+  spec = R"({"keep": 0.25, "policy": "window"})";
+  ASSERT_EQ(pfx_compress(client_, prefix_.c_str(), spec, nullptr, nullptr, &json), PFX_OK)
+      << pfx_last_error();
+  EXPECT_EQ(Json::parse(json)["compressed"], true);
+  EXPECT_LT(Json::parse(json)["bytes_after"], Json::parse(json)["bytes_before"]);
+  pfx_free(json);
+  ASSERT_EQ(pfx_match(client_, &wanted, &match), PFX_OK);
+  EXPECT_EQ(match.n_tokens, 0u);
+  EXPECT_EQ(match.compressed, 0);
+  wanted.accept_compressed = 1;
+  ASSERT_EQ(pfx_match(client_, &wanted, &match), PFX_OK);
+  EXPECT_EQ(match.n_tokens, kTokens);
+  EXPECT_EQ(match.compressed, 1);
+  pfx_attach_options attach = PFX_ATTACH_OPTIONS_INIT;
+  attach.model = "m";
+  attach.tokens = tokens_.data();
+  attach.n_tokens = tokens_.size();
+  attach.policy_json = R"({"budget": 0.2, "estimator": "moment"})";
+  EXPECT_NE(pfx_attach(client_, &attach, &session_), PFX_OK);
+  attach.accept_compressed = 1;
+  ASSERT_EQ(pfx_attach(client_, &attach, &session_), PFX_OK) << pfx_last_error();
+  std::vector<float> y(kQHeads * kDim), lse(kQHeads);
+  ASSERT_EQ(pfx_step(session_, 0, q_.data(), kQ, y.data(), y.size(), lse.data(), lse.size()),
+            PFX_OK)
+      << pfx_last_error();
+  for (const float x : y) EXPECT_TRUE(std::isfinite(x));
+}
+
 TEST_P(CApi, WhatIsWrongIsSaid) {
   Put();
   pfx_attach_options options = PFX_ATTACH_OPTIONS_INIT;

@@ -69,8 +69,35 @@ double EstimateTolerance(const GroupStepInput& in, uint32_t g, double max_score)
   return std::min(1.0, rounding * (1 + max_score) / std::max(share, 1e-6));
 }
 
+// How far the rounding of scores moves a step: where the cut is near the remainder's mean score,
+// the slope of its values is long. The outputs have differences instead of values.
+Outputs Wobble(const Group& group, const reference::States& truth, const Outputs& cpu) {
+  const uint32_t dv = ValueDim(group);
+  Outputs most(group.input.group, dv);
+  for (std::vector<float>* all : {&most.y, &most.lse, &most.rho_z}) std::ranges::fill(*all, 0.0f);
+  if (!Estimates(group.input)) return most;
+  for (const float sign : {-1.0f, 1.0f}) {
+    std::vector<Cut> cuts(group.input.cuts.begin(), group.input.cuts.end());
+    for (size_t g = 0; g < cuts.size(); ++g) {
+      cuts[g].score += sign * 1e-6f * (1 + static_cast<float>(truth.max_abs_score[g]));
+    }
+    GroupStepInput moved = group.input;
+    moved.cuts = cuts;
+    Outputs other(moved.group, dv);
+    if (!GroupStep(moved, other.view()).ok()) continue;
+    const auto add = [](std::vector<float>& to, const std::vector<float>& a,
+                        const std::vector<float>& b) {
+      for (size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], std::fabs(a[i] - b[i]));
+    };
+    add(most.y, other.y, cpu.y);
+    add(most.lse, other.lse, cpu.lse);
+    add(most.rho_z, other.rho_z, cpu.rho_z);
+  }
+  return most;
+}
+
 void ExpectHead(const Group& group, uint32_t g, const reference::States& truth, const Outputs& cpu,
-                const Outputs& got) {
+                const Outputs& wobble, const Outputs& got) {
   SCOPED_TRACE("query head " + std::to_string(g));
   const uint32_t dv = ValueDim(group);
   if (std::isinf(truth.lse[g])) {
@@ -83,17 +110,18 @@ void ExpectHead(const Group& group, uint32_t g, const reference::States& truth, 
   const double exact = Estimates(group.input) ? 1e-5 + 2e-6 * truth.max_abs_score[g]
                                               : 2e-6 + 4e-7 * truth.max_abs_score[g];
   const double estimate = EstimateTolerance(group.input, g, truth.max_abs_score[g]);
-  EXPECT_NEAR(got.lse[g], truth.lse[g],
-              exact + 1e-6 * std::fabs(truth.lse[g]) + 2 * estimate * truth.rho_z[g]);
-  EXPECT_NEAR(got.rho_z[g], truth.rho_z[g], exact + 2 * estimate * truth.rho_z[g]);
-  EXPECT_NEAR(got.lse[g], cpu.lse[g],
-              exact + 1e-6 * std::fabs(truth.lse[g]) + 2 * estimate * truth.rho_z[g]);
+  const double mass =
+      exact + 1e-6 * std::fabs(truth.lse[g]) + 2 * estimate * truth.rho_z[g] + 2 * wobble.lse[g];
+  EXPECT_NEAR(got.lse[g], truth.lse[g], mass);
+  EXPECT_NEAR(got.lse[g], cpu.lse[g], mass);
+  EXPECT_NEAR(got.rho_z[g], truth.rho_z[g],
+              exact + 2 * estimate * truth.rho_z[g] + 2 * wobble.rho_z[g]);
   double scale = 0;  // values that cancel leave errors of their own size
   for (uint32_t d = 0; d < dv; ++d) scale = std::max(scale, truth.abs_y[size_t{g} * dv + d]);
   for (uint32_t d = 0; d < dv; ++d) {
     const size_t at = size_t{g} * dv + d;
     const double bound = exact * truth.abs_y[at] + 4 * estimate * truth.rho_z[g] * scale +
-                         1e-7 * scale * truth.rho_z[g] + 1e-30;
+                         1e-7 * scale * truth.rho_z[g] + 2 * wobble.y[at] + 1e-30;
     EXPECT_NEAR(got.y[at], truth.y[at], bound) << "column " << d;
     EXPECT_NEAR(got.y[at], cpu.y[at], bound) << "column " << d;
   }
@@ -142,7 +170,10 @@ void ExpectAgrees(const Runner& run, std::span<const Group> all) {
     const Status cpu_status = GroupStep(in[i], cpu.view());
     ASSERT_TRUE(cpu_status.ok()) << cpu_status.error().ToString();
     const reference::States truth = Truth(*groups[i], cpu);
-    for (uint32_t g = 0; g < in[i].group; ++g) ExpectHead(*groups[i], g, truth, cpu, results[i]);
+    const Outputs wobble = Wobble(*groups[i], truth, cpu);
+    for (uint32_t g = 0; g < in[i].group; ++g) {
+      ExpectHead(*groups[i], g, truth, cpu, wobble, results[i]);
+    }
   }
 }
 

@@ -173,7 +173,7 @@ TEST(Codec, TheRest) {
     why.misses.push_back(
         {MissReason(reason), "text", 12, "id", "m", 1, {{"rope", "a", "b"}}, 1, 2});
   }
-  EXPECT_EQ(RoundTrip(why).misses.back().reason, MissReason::kPutRefused);
+  EXPECT_EQ(RoundTrip(why).misses.back().reason, MissReason::kCompressed);
   RoundTrip(RewriteResult{3, 2, 4096, {"it is open"}});
   PutResult done{"id", 10, 5, 1 << 20, 0.25};
   done.exact_tokens = 8, done.lineage = "ab";

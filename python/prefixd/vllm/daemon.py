@@ -28,7 +28,7 @@ class Daemon:
         self._options = options
         self._supervisor: Supervisor | None = None
         self._lines: list[Line] = []
-        self.reach = Reach(self._probe, options.call_seconds)
+        self.reach = Reach(self._probe, min(options.call_seconds, _CONNECTING_SECONDS))
         self.address = options.prefixd
         if options.directory is not None:
             options.directory.mkdir(parents=True, exist_ok=True)
@@ -44,11 +44,12 @@ class Daemon:
         return line
 
     def greet(self, line: Line, spec: ModelSpec) -> None:
-        """Registers the engine's model. An engine starts whether the daemon answers or not, and whether it has
+        """Registers the engine's model, where it stores: who only loads needs no right to write. An engine starts whether the daemon answers or not, and whether it has
         room or not: it is of use without. What else is wrong is said now."""
         try:
             with line.call() as store:
-                store.register_model(spec)
+                if self._options.store:
+                    store.register_model(spec)
         except (DeadlineExceeded, Unavailable) as error:
             logger.error(
                 "prefixd: %s does not answer (%s): the engine starts without, and prompts are neither found nor "

@@ -33,7 +33,11 @@ _IN_USE = "is in use by process"
 # this process must not run there, where the locks of its other threads are held for ever.
 _WITH_ITS_STARTER = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+libc = ctypes.CDLL(None)
+libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+set_mempolicy = {"x86_64": 238, "aarch64": 237}.get(os.uname().machine)
+if set_mempolicy:  # a worker of vLLM has bound its memory to a node
+    libc.syscall(set_mempolicy, 0, None, 0)
 os.sched_setaffinity(0, [int(cpu) for cpu in sys.argv[2].split(",")])
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[3], sys.argv[3:])

@@ -41,9 +41,9 @@ class Reach:
         return self._away
 
     @contextmanager
-    def call(self, seconds: float) -> Iterator[None]:
+    def call(self, seconds: float, blame: bool = True) -> Iterator[None]:
         """What is asked in the block is answered within `seconds`, or fails; it fails at once while the
-        daemon is unreachable."""
+        daemon is unreachable. Not `blame`: whatever comes of it, the daemon is none the worse for it."""
         if self._away:
             raise Unavailable("the daemon did not answer of late, and is not asked until it does")
         begun = time.monotonic()
@@ -51,7 +51,8 @@ class Reach:
             with deadline(seconds):
                 yield
         except PrefixdError as error:
-            self.failed(error, time.monotonic() - begun)
+            if blame:
+                self.failed(error, time.monotonic() - begun)
             raise
 
     def failed(self, error: PrefixdError, seconds: float) -> None:
@@ -107,9 +108,9 @@ class Line:
         self._store: Store | None = None
 
     @contextmanager
-    def call(self) -> Iterator[Store]:
+    def call(self, blame: bool = True) -> Iterator[Store]:
         """Provides the store for what is asked in the block, all of it within the seconds of a call."""
-        with self.reach.call(self.seconds):
+        with self.reach.call(self.seconds, blame):
             yield self._opened()
 
     def _opened(self) -> Store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from vllm.logger import init_logger
@@ -31,6 +31,8 @@ class Recording:
     heads: tuple[int, int]  # of this rank: the first, and how many
     commit_seconds: float
     starter: ThreadPoolExecutor
+    # Under way. Calls take turns on the line: what waits behind a slow disk says nothing of the daemon.
+    commits: set[Future[PutResult]] = field(default_factory=set)
 
 
 class Recorder:
@@ -47,7 +49,7 @@ class Recorder:
         self._writes: list[Future[None]] = []
         self._end = 0  # behind the last token of which rows are written
         self._committed: Future[PutResult] | None = None
-        self._committed_at = 0.0
+        self._commit_seconds = 0.0  # that it took
 
     def _begin(self) -> Put | None:
         """Returns nothing where the store has all that vLLM could load."""
@@ -65,7 +67,7 @@ class Recorder:
 
     def _ask(self) -> Put:
         how = self._how
-        with how.line.call() as store:
+        with how.line.call(blame=not how.commits) as store:
             return store.begin_put(
                 how.spec.name,
                 self._tokens,
@@ -120,14 +122,19 @@ class Recorder:
             self._writes.clear()
             self._end = max(self._end, save.end)
             if save.last:
-                self._committed, self._committed_at = put.commit(self._how.commit_seconds), time.monotonic()
+                begun, commits = time.monotonic(), self._how.commits
+                self._committed = put.commit(self._how.commit_seconds)
+                commits.add(self._committed)
+                self._committed.add_done_callback(commits.discard)
+                self._committed.add_done_callback(lambda _: self._took(time.monotonic() - begun))
                 self._drop()
         except PrefixdError as error:
             self._failed(error, time.monotonic() - waited)
 
     def _failed(self, error: PrefixdError, waited: float) -> None:
         self._say(error)
-        self._how.line.reach.failed(error, waited)
+        if not self._how.commits:
+            self._how.line.reach.failed(error, waited)
         self.abort()
 
     def abort(self) -> None:
@@ -151,8 +158,11 @@ class Recorder:
             return self._committed.result()
         except PrefixdError as error:
             self._say(error)
-            self._how.line.reach.failed(error, time.monotonic() - self._committed_at)
+            self._how.line.reach.failed(error, self._commit_seconds)
             return None
+
+    def _took(self, seconds: float) -> None:
+        self._commit_seconds = seconds
 
 
 _NOTHING: Future[Put | None] = Future()  # of who does not store, or stores no more

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from vllm.logger import init_logger
 
-from prefixd.errors import NotFound, PrefixdError
+from prefixd.errors import DeadlineExceeded, NotFound, PrefixdError, ResourceExhausted
 from prefixd.estimate import EngineSpeed
 from prefixd.model import ModelSpec
 from prefixd.salts import token_ids
@@ -36,7 +36,8 @@ MAX_PUTS = 12
 
 @dataclass
 class _Asked:
-    pending: PendingMatch | None
+    pending: PendingMatch | None = None
+    waiting: bool = True  # for room for a match
     since: float = field(default_factory=time.monotonic)
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
@@ -85,11 +86,15 @@ class SchedulerSide:
             return 0, False
         asked = self._asked.get(request.request_id)
         if asked is None:
-            asked = self._asked[request.request_id] = _Asked(self._ask(request, computed))
+            asked = self._asked[request.request_id] = _Asked()
+        if asked.waiting:
+            self._ask(request, computed, asked)
+            if asked.waiting:
+                return None, False
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
                 return None, False
-            asked.answer, asked.pending = self._answer(asked.pending, asked.since), None
+            asked.answer, asked.pending = self._answer(asked.pending), None
         asked.computed = computed
         if asked.answer is None:
             return 0, False
@@ -142,27 +147,33 @@ class SchedulerSide:
         taken, self._counts = self._counts, Counts()
         return None if taken.is_empty() else taken
 
-    def _ask(self, request: Request, computed: int) -> PendingMatch | None:
+    def _ask(self, request: Request, computed: int, asked: _Asked) -> None:
+        """Begins a match, or leaves it waiting while there are too many."""
+        asked.waiting = False
         try:
             with self._line.call() as store:
-                return store.match_async(
+                asked.pending = store.match_async(
                     self._spec.name,
                     token_ids(list(request.all_token_ids), request.cache_salt),
                     deadline=self._options.match_seconds,
                     engine=EngineSpeed(self._options.prefill_tokens_per_second, computed),
                 )
+        except ResourceExhausted as error:
+            asked.waiting = time.monotonic() - asked.since < self._options.match_seconds
+            if not asked.waiting:
+                self._failed(error)
         except PrefixdError as error:
             self._failed(error)
-            return None
 
-    def _answer(self, pending: PendingMatch, since: float) -> PrefixMatch | None:
+    def _answer(self, pending: PendingMatch) -> PrefixMatch | None:
         try:
             match = pending.result()
         except NotFound:  # nothing was stored for this model
             return None
         except PrefixdError as error:
             self._failed(error)
-            self._line.reach.failed(error, time.monotonic() - since)
+            # Not the time until it was noticed: a request may be looked at long after its answer.
+            self._line.reach.failed(error, self._options.match_seconds if isinstance(error, DeadlineExceeded) else 0)
             return None
         return match if match.prefix else None
 
@@ -182,7 +193,11 @@ class SchedulerSide:
                 self._loads[request.request_id] = load
         if self._line.reach.away and self._serves(request):
             self._counts.add(unreachable_prompts=1)
-        if self._options.store and self._serves(request) and request.request_id not in self._prompts:
+        # Behind markers of an attached prefix (attached/), rows may come of approximate steps: a session that gets
+        # more input is allocated blocks again.
+        attached = bool(blocks) and blocks[0] < 0
+        stored = self._options.store and self._serves(request) and not attached
+        if stored and request.request_id not in self._prompts:
             self._begin_saving(request)
 
     def _begin_saving(self, request: Request) -> None:
@@ -207,6 +222,11 @@ class SchedulerSide:
     def message(self, output: SchedulerOutput) -> StepMessage:
         message = StepMessage()
         message.loads, self._parked = self._parked, []
+        # The blocks of who was preempted are others' by now.
+        for request in (output.preempted_req_ids or set()) - output.num_scheduled_tokens.keys():
+            self._loaded.pop(request, None)
+            if prompt := self._prompts.get(request):
+                prompt.blocks = []
         self._loaded.update((load.request, load) for load in message.loads)
         state = output.kv_connector_block_state
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}

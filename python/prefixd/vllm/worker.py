@@ -173,7 +173,11 @@ class WorkerSide:
 
     def _load_failed(self, load: Load, error: BaseException) -> None:
         logger.warning(
-            "prefixd: %d tokens of request %s are computed again: %s", load.end - load.begin, load.request, error
+            "prefixd: %d tokens of request %s are not there, and vLLM computes them or ends the request "
+            "(kv_load_failure_policy): %s",
+            load.end - load.begin,
+            load.request,
+            error,
         )
         self._counts.add(failed_loads=1)
         failed = set(load.blocks[load.begin // self._block : load.end // self._block])

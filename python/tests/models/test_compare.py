@@ -169,6 +169,27 @@ def test_written_text_is_what_each_way_of_reading_chooses(engine: Engine) -> Non
     assert differ, "the ways of reading write alike, which tests nothing"
 
 
+def test_compressed_documents_come_last_and_are_read_as_they_are(engine: Engine, tmp_path: Path) -> None:
+    methods = ["keep0.1-window", "auto", "keep0.5-gkv", "anchors"]
+    policies = readings.readings(methods, [0.05, 0.1], 1501)
+    assert [r["name"] for r in policies[:3]] == ["auto@0.05", "auto@0.1", "anchors"]
+    found = ask(engine, "compressed", [FORCED, {"read": FOLLOW[:1], "generate": 8}], *policies)
+    assert set(found) == {"stored", "heads", "full", "compressed", "done", *(r["name"] for r in policies)}
+    assert found["compressed"]["bytes_after"] < 0.75 * found["compressed"]["bytes_before"]
+
+    def kl(method: str) -> float:
+        assert found[method]["feasible"]
+        return float(np.mean(found[method]["passages"][0]["kl"]))
+
+    # What lost nine tenths of its rows reads less well than what has all, and better than nothing.
+    assert kl("auto@0.1") < kl("keep0.1-window@0.1") and kl("keep0.5-gkv@0.1") < kl("anchors")
+    # The next document is whole again.
+    again = ask(engine, "compressed", [FORCED], *policies[1:2])
+    assert np.mean(again["auto@0.1"]["passages"][0]["kl"]) == pytest.approx(kl("auto@0.1"), rel=0.05)
+    with Engine(default_program(), TINY, tmp_path, 1) as other, pytest.raises(SystemExit, match="come last"):
+        ask(other, "refused", [FORCED], policies[-1], policies[0])
+
+
 # ---- nothing is lost ----
 
 
@@ -297,6 +318,7 @@ def test_promises_are_judged_by_the_upper_bound() -> None:
 
 
 def test_short_documents_have_no_codes() -> None:
-    names = [r["name"] for r in readings.readings([*readings.METHODS], [0.02], 2048)]
+    whole = [m for m in readings.METHODS if not m.startswith("keep")]
+    names = [r["name"] for r in readings.readings(whole, [0.02], 2048)]
     assert names == ["anchors", "topk@0.02", "auto@0.02", "even@0.02", "moment@0.02"]
     assert "auto-codes@0.02" in [r["name"] for r in readings.readings([*readings.METHODS], [0.02], 4200)]

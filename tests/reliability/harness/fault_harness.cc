@@ -30,6 +30,7 @@ void Story(Workload& w) {
   w.Put();
   w.Recluster();
   w.Compact();
+  w.Compress();
   w.Verify();
   if (!w.Reopen()) return;
   w.Read();

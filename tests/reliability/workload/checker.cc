@@ -97,6 +97,7 @@ class Check {
     }
     seen.words.push_back(info.pinned ? 1 : 0);
     seen.AddWide(info.expires_unix_ms);
+    seen.words.push_back(info.kept_rows > 0 ? 1 : 0);
     Tell(seen);
     seen_.insert(*number);
     // This includes segments that only others continue.
@@ -184,7 +185,8 @@ class Check {
     }
     for (const uint32_t number : truth_.Sure()) {
       const Prompt& p = truth_.at(number);
-      const auto match = store_->LongestMatch("m", TenantName(p.tenant), p.tokens);
+      const auto match = store_->LongestMatch("m", TenantName(p.tenant), p.tokens,
+                                              {.compressed = p.compressed.contains(true)});
       if (!match.ok() || match->n_tokens != p.tokens.size()) Wrong("a stored prompt has no match");
     }
   }

@@ -33,20 +33,24 @@ enum class EventKind : uint32_t {
   kCompactDone,  // segment id (4 words), then as kCompactBegin: acknowledged; the blobs of both are
                  // gone, these are there
   kCompacted,    // segment id (4 words), prompts...: so it was found; its blobs may be there
-  kLifetimeBegin,  // prompt, pinned, expires (2 words)
-  kLifetimeDone,   // the same: acknowledged
-  kRoomBegin,      // any prefix that is not pinned may be evicted from now on ...
-  kEvicted,        // prompt
-  kRoomEnd,        // ... until now
-  kSpoilBegin,     // prompt, segment id (4 words), file offset, right byte: about to be damaged
-  kSpoilEnd,       // prompt: repaired and verified
-  kModel,          // the model is acknowledged
-  kSeen,           // prompt, name (4 words), segment (4 words), pinned, expires (2): by a check
-  kNotSeen,        // prompt
-  kBlobSeen,       // prompt, name, version (0: none)
-  kCount,          // number, name...: a figure for the report
-  kPoint,          // name...: a crash point was met
-  kViolation,      // text...
+  kCompressBegin,    // prompt: of its segment's rows some are about to go
+  kCompressRefused,  // prompt: all stay
+  kCompressDone,     // prompt: acknowledged
+  kLifetimeBegin,    // prompt, pinned, expires (2 words)
+  kLifetimeDone,     // the same: acknowledged
+  kRoomBegin,        // any prefix that is not pinned may be evicted from now on ...
+  kEvicted,          // prompt
+  kRoomEnd,          // ... until now
+  kSpoilBegin,       // prompt, segment id (4 words), file offset, right byte: about to be damaged
+  kSpoilEnd,         // prompt: repaired and verified
+  kModel,            // the model is acknowledged
+  kSeen,       // prompt, name (4 words), segment (4 words), pinned, expires (2), compressed: by
+               // a check
+  kNotSeen,    // prompt
+  kBlobSeen,   // prompt, name, version (0: none)
+  kCount,      // number, name...: a figure for the report
+  kPoint,      // name...: a crash point was met
+  kViolation,  // text...
 };
 
 struct Event {

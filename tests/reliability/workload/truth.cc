@@ -38,6 +38,7 @@ bool IsAnswer(EventKind kind) {
     case EventKind::kLifetimeDone:
     case EventKind::kCompactDone:
     case EventKind::kCompacted:
+    case EventKind::kCompressDone:
     case EventKind::kEvicted:
     case EventKind::kRoomEnd:
       return true;
@@ -124,6 +125,7 @@ void Truth::Apply(const Event& event) {
       p.id = IdAt(event, 1);
       p.segment = IdAt(event, 5);
       p.kept = {{w[9] != 0, event.Wide(10)}};
+      p.compressed = {w[12] != 0};
       return;
     case EventKind::kPutDone:
       p.presence = Presence::kSure;
@@ -137,6 +139,15 @@ void Truth::Apply(const Event& event) {
       p.removing = p.evictable = false;
       p.compacting = 0;
       p.spoiled.reset();
+      return;
+    case EventKind::kCompressBegin:
+      p.compressed.insert(true);
+      return;
+    case EventKind::kCompressRefused:
+      p.compressed = {false};
+      return;
+    case EventKind::kCompressDone:
+      p.compressed = {true};
       return;
     case EventKind::kLifetimeBegin:
       p.kept.insert({w[1] != 0, event.Wide(2)});

@@ -48,7 +48,8 @@ struct Prompt {
   // blobs that the joined segment may have.
   int compacting = 0;
   std::map<uint32_t, std::set<uint32_t>> staged;
-  std::set<Kept> kept{Kept{}};  // possible lifetimes
+  std::set<Kept> kept{Kept{}};       // possible lifetimes
+  std::set<bool> compressed{false};  // whether some rows of its segment may be gone
   std::optional<SpoiledByte> spoiled;
   std::optional<SegmentId> id;  // its name
   // The segment in which it ends; the name, until segments are compacted.

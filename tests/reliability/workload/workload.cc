@@ -1,6 +1,8 @@
 #include "tests/reliability/workload/workload.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -24,8 +26,42 @@ constexpr Operation kOperations[] = {
     {"reopen", 2, &Workload::Reopen},      {"recluster", 6, &Workload::Recluster},
     {"compact", 8, &Workload::Compact},    {"retain", 6, &Workload::Retain},
     {"expire", 2, &Workload::Expire},      {"maintain", 2, &Workload::Maintain},
+    {"compress", 4, &Workload::Compress},
 };
 constexpr uint32_t kSpoilPercent = 6;
+
+// As Compare of a prefix of whose last segment KeptRows are left.
+Result<std::string> CompareKept(const StoredPrefix& prefix, const Tokens& tokens,
+                                const RowFn& fill) {
+  const KvGeometry& g = prefix.model().geometry;
+  if (!std::ranges::equal(prefix.tokens(), tokens)) return std::string("token ids differ");
+  const TokenRange own = OwnTokens(prefix.info());
+  for (uint32_t l = 0; l < g.n_layers; ++l) {
+    const size_t row = g.row(l).bytes();
+    for (uint32_t h = 0; h < g.layer(l).n_kv_heads; ++h) {
+      const std::vector<uint32_t> kept = KeptRows(own, h);
+      PREFIXD_ASSIGN(const auto got_kept, prefix.KeptTokens(l, h));
+      if (got_kept != kept) return std::string("other rows were kept than said");
+      std::vector<uint32_t> ids(own.begin);
+      std::iota(ids.begin(), ids.end(), 0);
+      ids.insert(ids.end(), kept.begin(), kept.end());
+      std::vector<std::byte> rows(ids.size() * row), expected(row);
+      PREFIXD_TRY(prefix.ReadRows(l, h, ids, rows, nullptr));
+      for (size_t i = 0; i < ids.size(); ++i) {
+        fill(ids[i], l, h, expected);
+        if (std::memcmp(expected.data(), rows.data() + i * row, row) != 0) {
+          return "kept rows: row of token " + std::to_string(ids[i]);
+        }
+      }
+      rows.resize(own.size() * row);
+      const auto all = prefix.ReadRange(l, h, own, std::span(rows), nullptr);
+      if (all.ok() || all.error().code != Code::kFailedPrecondition) {
+        return std::string("rows that are gone are not refused");
+      }
+    }
+  }
+  return std::string();
+}
 
 }  // namespace
 
@@ -66,14 +102,30 @@ RowEncoding EncodingOf(uint32_t prompt) {
   return prompt % 3 == 1 ? RowEncoding::kInt8 : RowEncoding::kAsGiven;
 }
 
+TokenRange OwnTokens(const PrefixInfo& segment) {
+  return {segment.n_tokens - segment.own_tokens, segment.n_tokens};
+}
+
+std::vector<uint32_t> KeptRows(TokenRange own, uint32_t kv_head) {
+  std::vector<uint32_t> kept((own.size() + 1) / 2);
+  for (uint32_t i = 0; i < kept.size(); ++i) {
+    kept[i] = kv_head % 2 == 0 ? own.begin + 2 * i : own.end - uint32_t(kept.size()) + i;
+  }
+  return kept;
+}
+
 Result<std::string> Compare(const StoredPrefix& prefix, uint32_t number, const Prompt& prompt) {
   const auto parts = prefix.parts();
   // The last part is the prompt's own: no other prompt shares its last token.
   if (parts.empty() || parts.back().encoding != EncodingOf(number)) {
     return std::string("rows are not encoded as asked for");
   }
-  return storage::Compare(prefix, prompt.tokens,
-                          FiniteRows(WorkloadModel().geometry.row(0), prompt.tokens, parts));
+  if (!prompt.compressed.contains(prefix.compressed())) {
+    return std::string(prefix.compressed() ? "rows are gone" : "rows are back that were given up");
+  }
+  const auto rows = FiniteRows(WorkloadModel().geometry.row(0), prompt.tokens, parts);
+  return prefix.compressed() ? CompareKept(prefix, prompt.tokens, rows)
+                             : storage::Compare(prefix, prompt.tokens, rows);
 }
 
 Workload::Workload(WorkloadPlan plan, Truth& truth, Journal& journal)
@@ -194,10 +246,18 @@ bool Workload::Match() {
   const auto number = SomeSure();
   if (!number) return Put();
   const Prompt& p = truth_.at(*number);
-  const auto match = store_->LongestMatch(model_.name, TenantName(p.tenant), p.tokens);
-  if (!match.ok()) return Refused("match", match.error());
-  if (match->n_tokens == p.tokens.size()) return true;
-  return Refused("match", Error{Code::kInternal, "an acknowledged prompt is not found whole"});
+  for (const bool accept : {false, true}) {
+    const auto match =
+        store_->LongestMatch(model_.name, TenantName(p.tenant), p.tokens, {.compressed = accept});
+    if (!match.ok()) return Refused("match", match.error());
+    // A later prompt may begin with a compressed one and hold all of its rows.
+    if (match->compressed && !accept) {
+      return Refused("match", Error{Code::kInternal, "a compressed prompt is found unasked"});
+    }
+    if (match->n_tokens == p.tokens.size() || (!accept && p.compressed.contains(true))) continue;
+    return Refused("match", Error{Code::kInternal, "an acknowledged prompt is not found whole"});
+  }
+  return true;
 }
 
 bool Workload::Verify() {

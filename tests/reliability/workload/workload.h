@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "storage/store/prefix_store.h"
 #include "tests/reliability/workload/truth.h"
@@ -23,8 +24,11 @@ ModelRecord WorkloadModel();
 ReclusterOptions WorkloadSettling();
 // Every third prompt's rows are stored in 8 bits.
 RowEncoding EncodingOf(uint32_t prompt);
-// Returns "" when the prompt is right, down to the encoding of its own rows; otherwise the
-// difference.
+TokenRange OwnTokens(const PrefixInfo& segment);
+// Which rows a compressed segment keeps, half of them, of each KV head others.
+std::vector<uint32_t> KeptRows(TokenRange own, uint32_t kv_head);
+// Returns "" when the prompt is right, down to the encoding of its own rows and to those that are
+// left of it; otherwise the difference.
 Result<std::string> Compare(const StoredPrefix& prefix, uint32_t number, const Prompt& prompt);
 
 // Undoes what Workload::Spoil did to files; Verify then lifts the quarantines.
@@ -66,6 +70,7 @@ class Workload {
   bool AbortPut();
   bool Recluster();
   bool Compact();
+  bool Compress();
   bool Retain();
   bool Expire();
   bool Maintain();

@@ -20,10 +20,12 @@ bool Workload::Remove() {
 bool Workload::Recluster() {
   const auto number = SomeSure();
   if (!number) return Put();
-  Status reclustered = store_->Recluster(*truth_.at(*number).id, WorkloadSettling());
-  if (!reclustered.ok())
-    return OutOfRoom(reclustered.error()) || Refused("recluster", reclustered.error());
-  return true;
+  const Prompt& p = truth_.at(*number);
+  Status reclustered = store_->Recluster(*p.id, WorkloadSettling());
+  if (reclustered.ok()) return true;
+  const bool compressed =
+      p.compressed.contains(true) && reclustered.error().code == Code::kFailedPrecondition;
+  return compressed || OutOfRoom(reclustered.error()) || Refused("recluster", reclustered.error());
 }
 
 std::optional<uint32_t> Workload::SomeContinuing() {
@@ -82,6 +84,36 @@ bool Workload::Compact() {
     return true;
   }
   return Refused("compact", compacted.error());
+}
+
+// Gives up half of the rows of a segment that nothing else needs.
+bool Workload::Compress() {
+  const auto number = SomeSure();
+  if (!number) return Put();
+  const Prompt& p = truth_.at(*number);
+  const auto info = store_->GetPrefix(*p.id);
+  if (!info.ok()) return Refused("compress", info.error());
+  const auto segment = store_->GetPrefix(info->chain.back());
+  if (!segment.ok()) return Refused("compress", segment.error());
+  const TokenRange own = OwnTokens(*segment);
+  // While an earlier compaction is in doubt, so is the segment.
+  if (own.size() < 2 || p.compressed.contains(true) || p.compacting > 0) return true;
+  Tell({EventKind::kCompressBegin, {*number}});
+  Status compressed = store_->Compress(
+      segment->id, {.kept_rows = static_cast<uint32_t>(KeptRows(own, 0).size()),
+                    .kept = [own](uint32_t, uint32_t head) -> Result<std::vector<uint32_t>> {
+                      return KeptRows(own, head);
+                    }});
+  if (compressed.ok()) {
+    Tell({EventKind::kCompressDone, {*number}});
+    journal_.Count(1, "compresses");
+    return true;
+  }
+  if (compressed.error().code == Code::kFailedPrecondition || OutOfRoom(compressed.error())) {
+    Tell({EventKind::kCompressRefused, {*number}});
+    return true;
+  }
+  return Refused("compress", compressed.error());
 }
 
 // Pins, unpins, or sets an expiry far away.

@@ -245,7 +245,14 @@ TEST_F(CompressTest, WhatNeedsAllRowsIsRefused) {
   // An engine that looks for rows finds none; one that can do with what is left says so.
   MatchSpec match{spec_.name, "", prompt.tokens};
   EXPECT_EQ(store_->Match(match)->n_tokens, 0u);
+  const auto why = store_->Explain({.match = match});
+  ASSERT_OK(why);
+  ASSERT_FALSE(why->misses.empty());
+  EXPECT_EQ(why->misses[0].reason, MissReason::kCompressed);
+  EXPECT_EQ(why->misses[0].n_tokens, 1500u);
   match.accept_compressed = true;
+  EXPECT_TRUE(store_->Explain({.match = match})->misses.empty());
+  EXPECT_TRUE(store_->Explain({.match = match})->match.compressed);
   EXPECT_EQ(store_->Match(match)->n_tokens, 1500u);
   EXPECT_TRUE(store_->Match(match)->compressed);
   EXPECT_EQ(store_->Match(match)->estimate.disk_bytes, 0u);
@@ -315,6 +322,52 @@ TEST_F(CompressTest, PoliciesThatNeedQueriesAreRefusedWithoutThem) {
   ASSERT_FALSE(kept.empty());
   EXPECT_EQ(kept.back() - kept.front() + 1, kept.size());  // the newest
   EXPECT_EQ(kept.back(), kTokens - 17);
+}
+
+TEST_F(CompressTest, WhatCannotBeMeasuredIsNotCompressedUnderABound) {
+  options_.query_samples = 1;  // the policy's, and none to measure with
+  Open();
+  const std::string id = PutReady(MakePrompt(spec_.geometry, kTokens, 10));
+  CompressSpec spec;
+  spec.max_error = 0.9;
+  EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kFailedPrecondition);
+  spec.max_error = 0;
+  EXPECT_TRUE(Compressed(id, spec).compressed);
+}
+
+TEST_F(CompressTest, OtherAnchorsAreRefused) {
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, 12);
+  Open();
+  const std::string id = PutReady(prompt);
+  Compressed(id);
+  options_.anchors.n_tail = 64;
+  Open();
+  AttachSpec spec;
+  spec.prefix = id;
+  spec.policy = StepPolicy{.k = 10};
+  spec.policy.estimator = EstimatorKind::kNone;
+  const auto session = store_->Attach(spec);
+  if (session.ok()) {
+    const KvGeometry& g = spec_.geometry;
+    std::vector<float> y(g.n_q_heads * g.value_dim), lse(g.n_q_heads);
+    EXPECT_CODE((*session)->Step(0, prompt.Q(0, kTokens - 1, 1), y, lse, nullptr),
+                Code::kFailedPrecondition);
+  } else {
+    EXPECT_EQ(session.error().code, Code::kFailedPrecondition) << session.error().ToString();
+  }
+}
+
+TEST_F(CompressTest, LooksBehindAStartAreNotInItsWay) {
+  Open();
+  std::vector<std::string> ids;
+  for (uint64_t seed = 20; seed < 32; ++seed) {
+    ids.push_back(PutReady(MakePrompt(spec_.geometry, 200, seed)));
+  }
+  Open();
+  for (const std::string& id : ids) {
+    EXPECT_TRUE(Compressed(id, {.policy = "window"}).compressed);
+    EXPECT_OK(store_->WaitReady(id, nullptr));
+  }
 }
 
 TEST_F(CompressTest, ModelsWithoutSummariesAreRefused) {

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--documents", type=int, default=12, help="of each kind and length (%(default)s)")
     a.add_argument("--methods", type=names_of(methods),
                    default=[m for m in methods if readings.METHODS[m].usual],
-                   help=",".join(methods) + " (without even and even-codes)")
+                   help=",".join(methods) + " (without even, even-codes and keep...)")
     a.add_argument("--budgets", type=_numbers(float), default=[0.01, 0.02, 0.05],  # type: ignore[arg-type]
                    help="fractions of the document read per step (0.01,0.02,0.05)")
     a.add_argument("--minutes", type=float, help="stop after so long; the same command goes on")

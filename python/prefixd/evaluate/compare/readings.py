@@ -14,12 +14,13 @@ CODES_FROM = 4096
 @dataclass(frozen=True)
 class Method:
     """`policy` is what a session is told; `budgeted`: it takes a budget; `usual`: it is measured
-    unless methods are named."""
+    unless methods are named; `compress`: the document is compressed first."""
 
     label: str
     policy: dict[str, Any]
     budgeted: bool = True
     usual: bool = True
+    compress: dict[str, Any] | None = None
 
 
 METHODS = {
@@ -34,6 +35,14 @@ METHODS = {
     "even-codes": Method("Per-head choice, budget not spread, default selector",
                          {"estimator": "auto", "selector": "auto", "spread": False}, usual=False),
     "moment": Method("Moments alone", {"estimator": "moment", "selector": "exact"}),
+}
+# What is left of a compressed document is searched exactly. These come last: what they give up does not
+# come back.
+METHODS |= {
+    f"keep{share:g}-{policy}": Method(f"{share:.0%} of the rows kept by {policy}, per-head choice",
+                                      {"estimator": "auto", "selector": "exact"}, usual=False,
+                                      compress={"keep": share, "policy": policy})
+    for share in (0.5, 0.25, 0.1) for policy in ("window", "local", "snapkv", "gkv")
 }
 # What a session does that was told nothing: where there are codes it selects by them.
 DEFAULT, DEFAULT_TOPK = "auto-codes", "topk-codes"
@@ -57,5 +66,7 @@ def readings(methods: Sequence[str], budgets: Sequence[float], length: int) -> l
         for budget in budgets if own.budgeted else [None]:
             key = name(at_length(method, length), budget)
             out[key] = {"name": key, **own.policy} | ({} if budget is None else {"budget": budget})
+            if own.compress:
+                out[key]["compress"] = own.compress
     out.pop("full", None)
-    return list(out.values())
+    return sorted(out.values(), key=lambda r: str(r.get("compress", "")))
