@@ -25,7 +25,8 @@ def subplots(rows: int, columns: int, width: float, height: float) -> tuple[Any,
     return figure, list(axes.flat)
 
 
-def finish(axes: Any, title: str, x: str, y: str, legend: bool = True) -> None:
+def finish(axes: Any, title: str, x: str, y: str, legend: bool = True, below: bool = False) -> None:
+    """`below`: the legend stands below the axes, where it hides none of many lines."""
     axes.set_title(title, color=GREY, fontsize=11)
     axes.set_xlabel(x, color=GREY)
     axes.set_ylabel(y, color=GREY)
@@ -34,7 +35,8 @@ def finish(axes: Any, title: str, x: str, y: str, legend: bool = True) -> None:
     for side in axes.spines.values():
         side.set_color(GREY)
     if legend:
-        axes.legend(frameon=False, labelcolor=GREY, fontsize=9)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncol": 2} if below else {}
+        axes.legend(frameon=False, labelcolor=GREY, fontsize=8 if below else 9, handlelength=3, **place)
 
 
 def save(figure: Any, path: Path) -> None:

@@ -53,7 +53,7 @@ def versions(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    figure, axes = subplots(3, 2, 10, 11)
+    figure, axes = subplots(3, 2, 10, 12)
     runs = {part: run_of(report, part) for part in ("prefixes", "sessions", "lengths")}
     rows = runs["prefixes"]["prefixes"]
     x = [row["prefixes"] for row in rows]
@@ -79,7 +79,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         )
     held(at, 1, "match p99: at most 1 ms")
     held(at, 20, "attach p99: at most 20 ms")
-    finish(at, "Match and attach", "prefixes", "ms")
+    finish(at, "Match and attach", "prefixes", "ms", below=True)
     at = axes[1]
     lines(
         at,
@@ -91,7 +91,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         ],
     )
     held(at, 10, "recovery: at most 10 s")
-    finish(at, "Until the daemon serves; prefixctl recover", "prefixes", "s")
+    finish(at, "Until the daemon serves; prefixctl recover", "prefixes", "s", below=True)
 
     rows = runs["sessions"]["sessions"]
     x = [row["sessions"] for row in rows]
@@ -100,7 +100,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
     finish(at, "A step of one layer", "sessions", "ms")
     at = axes[3]
     lines(at, x, [("steps per second, all together", [row["steps_per_s"] for row in rows], COLOURS[0], "-")])
-    lines(at, x, [("KiB of memory for each session", [row["memory_kib_each"] for row in rows], COLOURS[2], "--")])
+    some = [row for row in rows if row["memory_kib_each"] > 0]
+    lines(
+        at,
+        [row["sessions"] for row in some],
+        [("KiB of memory for each session", [row["memory_kib_each"] for row in some], COLOURS[2], "--")],
+    )
     finish(at, "Throughput and memory", "sessions", "steps/s; KiB")
 
     rows = runs["lengths"]["lengths"]

@@ -44,8 +44,9 @@ class Daemon:
         return line
 
     def greet(self, line: Line, spec: ModelSpec) -> None:
-        """Registers the engine's model, where it stores: who only loads needs no right to write. An engine starts whether the daemon answers or not, and whether it has
-        room or not: it is of use without. What else is wrong is said now."""
+        """Registers the engine's model, where it stores: who only loads needs no right to write. An engine
+        starts whether the daemon answers or not, and whether it has room or not: it is of use without. What else
+        is wrong is said now."""
         try:
             with line.call() as store:
                 if self._options.store:

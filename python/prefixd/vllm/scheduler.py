@@ -39,6 +39,7 @@ class _Asked:
     pending: PendingMatch | None = None
     waiting: bool = True  # for room for a match
     since: float = field(default_factory=time.monotonic)
+    unanswered: float = field(default_factory=time.monotonic)  # when it was last looked at in vain
     answer: PrefixMatch | None = None
     computed: int = 0  # tokens that vLLM had itself when it asked last
     parked: bool = False
@@ -93,8 +94,9 @@ class SchedulerSide:
                 return None, False
         if asked.answer is None and asked.pending is not None:
             if not asked.pending.ready():
+                asked.unanswered = time.monotonic()
                 return None, False
-            asked.answer, asked.pending = self._answer(asked.pending), None
+            asked.answer, asked.pending = self._answer(asked.pending, asked.unanswered - asked.since), None
         asked.computed = computed
         if asked.answer is None:
             return 0, False
@@ -165,15 +167,17 @@ class SchedulerSide:
         except PrefixdError as error:
             self._failed(error)
 
-    def _answer(self, pending: PendingMatch) -> PrefixMatch | None:
+    def _answer(self, pending: PendingMatch, waited: float) -> PrefixMatch | None:
+        """`waited`: at least so long it took, which may have been noticed long after."""
         try:
             match = pending.result()
         except NotFound:  # nothing was stored for this model
             return None
         except PrefixdError as error:
             self._failed(error)
-            # Not the time until it was noticed: a request may be looked at long after its answer.
-            self._line.reach.failed(error, self._options.match_seconds if isinstance(error, DeadlineExceeded) else 0)
+            if isinstance(error, DeadlineExceeded):
+                waited = self._options.match_seconds
+            self._line.reach.failed(error, waited)
             return None
         return match if match.prefix else None
 

@@ -67,12 +67,19 @@ def request(name: str, n: int = 300, **other: Any) -> Any:
     return SimpleNamespace(request_id=name, **(own | other))
 
 
-def step(tables: dict[str, list[int]], new: dict[str, int], known: dict[str, int], scheduled: dict[str, int]) -> Any:
+def step(
+    tables: dict[str, list[int]],
+    new: dict[str, int],
+    known: dict[str, int],
+    scheduled: dict[str, int],
+    preempted: set[str] | None = None,
+) -> Any:
     """Stands for what vLLM says of a step: the blocks, the tokens that were there, and those that it computes."""
     return SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=n) for name, n in new.items()],
         scheduled_cached_reqs=SimpleNamespace(req_ids=list(known), num_computed_tokens=list(known.values())),
         num_scheduled_tokens=scheduled,
+        preempted_req_ids=preempted,
         kv_connector_block_state=SimpleNamespace(get_block_ids=lambda name: (tables[name],)),
     )
 

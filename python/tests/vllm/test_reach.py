@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,6 +180,38 @@ def test_an_engine_starts_whatever_the_store_has_to_say(error: prefixd.PrefixdEr
     daemon.greet(line(register_model=refusing(error)), spec("f32", "m"))
     daemon.greet(daemon.line(rows=True), spec("f32", "m"))  # there is none
     daemon.close()
+
+
+def test_who_only_loads_needs_no_right_to_write() -> None:
+    daemon = Daemon(Options("unix:/nowhere/s", store=False))
+    daemon.greet(line(register_model=refusing(prefixd.FailedPrecondition("no right"))), spec("f32", "m"))
+    daemon.close()
+
+
+def test_what_waits_behind_a_commit_says_nothing_of_the_daemon(probe: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: Future[Any] = Future()
+
+    def begin_put(model: str, tokens: Any, **named: Any) -> Put:
+        if int(tokens[0]) == 0:
+            put = Put(tokens)
+            put.commits = slow
+            return put
+        raise silent()
+
+    now = 0.0
+    monkeypatch.setattr(reach, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
+    to = line(probe, begin_put=begin_put)
+    side = worker(to)
+    for i in range(2):
+        now += 10 * i
+        side.begin(StepMessage(saves=[Save(str(i), 300, True, [1, 2, 3], np.full(300, i), 0)]))
+        side.before_layer("layer")
+        side.after_layer("layer")
+        side.settle()
+    assert not to.reach.away
+    slow.set_result(None)
+    side.close()
+    to.reach.close()
 
 
 def test_what_is_wrong_with_an_engine_is_said_at_its_start() -> None:

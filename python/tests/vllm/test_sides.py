@@ -102,6 +102,53 @@ def test_wrong_blocks_are_reported_until_somebody_computes_them_again() -> None:
     assert side.message(step(tables, {}, {"later": 256}, {"later": 44})).wrong == []
 
 
+def test_blocks_of_who_was_preempted_are_not_theirs_any_more() -> None:
+    side = asking(SlowMatch(answered=True))
+    tables = {"a": [1, 2, 3], "b": [4, 1, 5], "c": [2, 3, 6]}
+    side.matched(request("a"), 0)
+    side.allocated(request("a"), tables["a"], 256)
+    side.message(step(tables, {"a": 256}, {}, {"a": 44}))
+    b = request("b", prompt_token_ids=[2] * 300)
+    side.matched(b, 0)
+    side.allocated(b, tables["b"], 256)
+    side.message(step(tables, {"b": 256}, {}, {"b": 44}, preempted={"a"}))
+    side.worked(worked({4, 1}))  # of b, which has one of a's blocks now
+    # c has computed over what else were a's.
+    message = side.message(step(tables, {"c": 256}, {}, {"c": 44}))
+    assert message.wrong == []
+    side.finished("a")
+
+
+def test_a_match_for_which_there_is_no_room_is_asked_for_again() -> None:
+    room = 0
+    asked = 0
+
+    def match_async(*given: Any, **named: Any) -> SlowMatch:
+        nonlocal asked
+        asked += 1
+        if asked <= room:
+            return SlowMatch(answered=True)
+        raise prefixd.ResourceExhausted("256 matches are waiting")
+
+    side = scheduler(line(match_async=match_async))
+    one = request("1")
+    assert [side.matched(one, 0) for _ in range(3)] == [(None, False)] * 3
+    room = 4
+    assert side.matched(one, 0) == (256, False)
+    hurried = scheduler(line(match_async=match_async), match_seconds=0)
+    assert hurried.matched(request("2"), 0) == (0, False)
+
+
+def test_what_follows_an_attached_prefix_is_never_stored() -> None:
+    """A session of streamed inputs is allocated blocks again, behind the markers of its prefix."""
+    side = asking(SlowMatch(answered=True))
+    one = request("1", 600)
+    side.allocated(one, [-3, -4, 1, 2, 3], 0)
+    assert side.message(step({"1": [-3, -4, 1, 2, 3]}, {}, {"1": 256}, {"1": 44})).saves == []
+    side.allocated(request("2"), [1, 2, 3], 0)
+    assert len(side.message(step({"2": [1, 2, 3]}, {"2": 0}, {}, {"2": 300})).saves) == 1
+
+
 def test_a_worker_reports_what_it_is_told_to_be_wrong() -> None:
     side = worker(line())
     side.begin(StepMessage(wrong=[4, 7]))

@@ -323,3 +323,26 @@ time.sleep(1000)
             return True
 
     eventually(gone)
+
+
+_BOUND = """
+import ctypes, os, subprocess, sys
+node = ctypes.c_ulong(1)
+if ctypes.CDLL(None).syscall(238, 2, ctypes.byref(node), 64):  # set_mempolicy(MPOL_BIND)
+    sys.exit(77)
+cpus = ",".join(map(str, os.sched_getaffinity(0)))
+sys.exit(subprocess.run([sys.executable, "-I", "-S", "-c", sys.argv[1], str(os.getpid()), cpus,
+                         "/bin/cat", "/proc/self/numa_maps"]).returncode)
+"""
+
+
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64" or not Path("/proc/self/numa_maps").exists(), reason="no memory policies here"
+)
+def test_a_daemon_is_not_bound_to_the_memory_of_who_starts_it() -> None:
+    """A worker of vLLM binds its memory to a node, and a memory policy survives fork and exec."""
+    ran = subprocess.run([sys.executable, "-c", _BOUND, launch._WITH_ITS_STARTER], capture_output=True, text=True)
+    if ran.returncode == 77:
+        pytest.skip("this process may not bind its memory")
+    assert ran.returncode == 0, ran.stderr
+    assert " default " in ran.stdout and " bind" not in ran.stdout
