@@ -120,7 +120,10 @@ Result<std::shared_ptr<RemoteSession>> RemoteSession::Another(MessageType type, 
 Result<std::shared_ptr<Session>> RemoteSession::Fork() {
   wire::Json reply;
   PREFIXD_ASSIGN(auto fork, Another(MessageType::kFork, wire::Json::object(), &reply));
-  if (place_.has_own()) fork->place_.KeepOwn(*fork->place_.last().connection);
+  PREFIXD_ASSIGN(const auto own, wire::Field<uint32_t>(reply, "own_tokens"));
+  if (own > 0) fork->place_.KeepOwn(*fork->place_.last().connection);
+  std::lock_guard lock(mutex_);
+  fork->partial_ = partial_;  // its rows are the fork's, too
   return std::shared_ptr<Session>(std::move(fork));
 }
 

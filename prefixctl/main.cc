@@ -274,6 +274,9 @@ void DeclareBackup(CLI::App* app, Options* o, Command* chosen, LocalCommand* loc
   backup->add_option("--dir", o->dir, "Directory of a store that no daemon runs on.")
       ->type_name("PATH");
   AddKeyFile(backup, o);
+  backup->add_flag(
+      "--verify", o->verify,
+      "Read what earlier backups copied as well, and copy again what does not verify.");
   backup->add_flag("-q,--quiet", o->quiet, "No progress on standard error.");
   backup->callback([=] {
     if (o->dir.empty()) {

@@ -94,7 +94,7 @@ Result<Json> RequestHandler::Fork(const Request& request) {
     PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
   }
   PREFIXD_ASSIGN(auto fork, session->Fork());
-  return Keep(std::move(fork), std::move(slot));
+  return KeepWithOwn(std::move(fork), std::move(slot));
 }
 
 Result<Json> RequestHandler::ForkPersisted(const Request& request) {
@@ -107,8 +107,13 @@ Result<Json> RequestHandler::ForkPersisted(const Request& request) {
   const auto begun = Clock::now();
   PREFIXD_ASSIGN(auto next, session->ForkPersisted(window));
   Took(Timed::kAttach, begun);
-  PREFIXD_ASSIGN(const SessionReport report, next->report());
-  Json reply = Keep(std::move(next), std::move(slot));
+  return KeepWithOwn(std::move(next), std::move(slot));
+}
+
+// A client must know whether a session has tokens that cannot be attached to again.
+Result<Json> RequestHandler::KeepWithOwn(std::shared_ptr<Session> session, Slots::Slot slot) {
+  PREFIXD_ASSIGN(const SessionReport report, session->report());
+  Json reply = Keep(std::move(session), std::move(slot));
   reply["own_tokens"] = report.own_tokens;
   return reply;
 }

@@ -135,9 +135,9 @@ class Session {
                     StepInfo* info) {
     return StepAppend(layer, HeadRange{}, q, k, v, y, lse, info);
   }
-  // Keeps the first n own tokens of every head; a head with no more keeps all of its. Costs the
-  // same whatever n, unless some of those that go were moved: then the session attaches to what is
-  // left of the moved ones, as Attach would. kInvalidArgument when no head has as many as n.
+  // Keeps the first n own tokens of every head; a head with no more keeps all of its. Costs the same
+  // whatever n, unless some that go were moved: then the session attaches to what is left of those,
+  // as Attach would (kInfeasible, too). kInvalidArgument when no head has as many as n.
   virtual Status Truncate(uint32_t n) = 0;
   // Attaches another session to the same prefix with this one's policy, limits and own tokens as
   // they are now. The two share their memory and go on apart. Its ledger begins at 0.
@@ -146,7 +146,7 @@ class Session {
   // Stores the first tokens.size() own tokens, whose ids these are, as a prefix that continues this
   // session's: the put of all ids up to there, durable and visible when it returns. Rows that are
   // stored already are not stored again, so that each call stores what is new. The session goes on
-  // as before, with all its own tokens in memory; ForkPersisted leaves them behind.
+  // as before, with its own tokens as they are; ForkPersisted leaves them behind.
   //
   // Rows are derived (PutSpec::derived) from the first token on that was not whole yet when a step
   // below mode full began, and where the prefix has derived tokens; PutResult::lineage then names

@@ -30,9 +30,10 @@ Status BackUp(const Snapshot& snapshot, const Options& options) {
   if (!options.key_file.empty()) {
     PREFIXD_ASSIGN(keys, storage::KeyRing::Read(options.key_file));
   }
-  PREFIXD_ASSIGN(const storage::BackupReport r,
-                 storage::WriteBackup(snapshot.dir(), options.file,
-                                      ShowProgress("backup", options.quiet), keys.get()));
+  PREFIXD_ASSIGN(
+      const storage::BackupReport r,
+      storage::WriteBackup(snapshot.dir(), options.file, ShowProgress("backup", options.quiet),
+                           keys.get(), options.verify));
   if (options.json) {
     PrintJson({{"backup", options.file},
                {"generation", r.generation},
@@ -50,10 +51,11 @@ Status BackUp(const Snapshot& snapshot, const Options& options) {
     for (const std::string& what : r.damaged) std::printf("damaged: %s\n", Printable(what).c_str());
   }
   if (r.damaged.empty()) return {};
-  return Error{Code::kCorrupt, std::to_string(r.damaged.size()) +
-                                   " segments of the store are damaged, and in the backup only "
-                                   "where it has an earlier copy; the rest is. Run `prefixctl "
-                                   "prefixes verify`, and put their prompts again"};
+  return Error{Code::kCorrupt,
+               std::to_string(r.damaged.size()) +
+                   " files of the store are damaged, unreadable or gone, and in the "
+                   "backup only where it has an earlier copy; the rest is. Run "
+                   "`prefixctl prefixes verify`, and put their prompts again"};
 }
 
 }  // namespace
@@ -84,11 +86,22 @@ Status RestoreStore(const Options& options) {
                {"files", r.files},
                {"bytes", r.bytes},
                {"prefixes", prefixes.size()},
-               {"quarantined", quarantined}});
+               {"quarantined", quarantined},
+               {"damaged", r.damaged}});
   } else {
     std::printf("%s: %llu files, %s, of the backup of %s; it opens and has %zu prefixes\n",
                 Printable(options.dir).c_str(), static_cast<unsigned long long>(r.files),
                 Bytes(r.bytes).c_str(), Time(r.created_unix_ms).c_str(), prefixes.size());
+    for (const std::string& what : r.damaged) std::printf("damaged: %s\n", Printable(what).c_str());
+  }
+  if (!r.damaged.empty()) {
+    return Error{Code::kCorrupt,
+                 std::to_string(r.damaged.size()) +
+                     " files of the backup are damaged or unreadable, and left out: " +
+                     std::to_string(quarantined) +
+                     " prefixes are not served (put their prompts again), and what was derived is "
+                     "made again. `prefixctl backup --verify` finds such files while the store "
+                     "still has them"};
   }
   if (quarantined == 0) return {};
   return Error{Code::kCorrupt, std::to_string(quarantined) +

@@ -23,6 +23,7 @@ struct Options {
   std::string label, rights = "read,write";                 // of a new token
   std::string key_file;  // of an encrypted store that no daemon runs on
   bool verify_data = false, prune = false;
+  bool verify = false;    // what a backup has
   bool once = false;      // top: one picture
   uint64_t interval = 2;  // top: seconds between two
   bool accept_approximate = false;

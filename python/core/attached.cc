@@ -135,7 +135,8 @@ class AttachedBatch {
         stepping.push_back(i);
         continue;
       }
-      Note(i, away ? Status(*away) : AttendQuestion(one, layer, heads, s, in, y, lse), &away, failed);
+      Note(i, away ? Status(*away) : AttendQuestion(one, layer, heads, s, in, y, lse), &away,
+           failed);
     }
     if (steps.empty()) return;
     if (away) {

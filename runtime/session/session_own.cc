@@ -159,6 +159,8 @@ Result<std::shared_ptr<Session>> SessionImpl::Fork() {
                                                .moved_name = now.plan->moved_name}));
   auto& other = static_cast<SessionImpl&>(*fork);
   other.own_.Share(now.own);
+  // Rows that moved, and that a move has not let go of yet, are not the fork's to keep.
+  if (now.plan->moved > 0) static_cast<void>(other.own_.Cut());
   other.NoteGrown(0);
   return fork;
 }

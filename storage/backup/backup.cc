@@ -11,6 +11,7 @@
 
 #include "storage/backup/copy_file.h"
 #include "storage/backup/manifest.h"
+#include "storage/catalog/missing_files.h"
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
 #include "storage/core/unix_time.h"
@@ -63,6 +64,10 @@ Result<std::vector<Source>> SourcesIn(const fs::path& store) {
   return out;
 }
 
+// Whether a store can do without the file: a segment, which is quarantined then, or what is derived
+// of one.
+bool IsOfSegment(std::string_view name) { return name.starts_with("segments/"); }
+
 bool IsNumber(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
 }
@@ -113,8 +118,14 @@ Status VerifyCopy(IoEngine& engine, const fs::path& path, const KeyRing* keys) {
 
 class Writer {
  public:
-  Writer(const fs::path& from, const fs::path& to, const Progress& progress, const KeyRing* keys)
-      : from_(from), to_(to), progress_(progress), keys_(keys), engine_(NewThreadEngine({})) {}
+  Writer(const fs::path& from, const fs::path& to, const Progress& progress, const KeyRing* keys,
+         bool verify)
+      : from_(from),
+        to_(to),
+        progress_(progress),
+        keys_(keys),
+        verify_(verify),
+        engine_(NewThreadEngine({})) {}
 
   Result<BackupReport> Run() {
     PREFIXD_ASSIGN(const StoreIdentity identity, ReadIdentityFile(from_));
@@ -137,6 +148,7 @@ class Writer {
     manifest_.created_unix_ms = NowUnixMs();
     PREFIXD_ASSIGN(const std::vector<Source> sources, SourcesIn(from_));
     PREFIXD_TRY(Reuse(sources));
+    PREFIXD_TRY(KeepMissing());
     if (Status copied = CopyAll(); !copied.ok()) {
       report_.dropped_files = 0;
       (void)Sweep(last_);  // what was copied is of no use, and may have filled the disk
@@ -167,7 +179,8 @@ class Writer {
       const bool same = it != known_.end() && it->second->bytes == source.bytes &&
                         it->second->inode == source.inode &&
                         it->second->changed_ns == source.changed_ns &&
-                        fs::file_size(to_ / "data" / it->second->kept_as, failed) == source.bytes;
+                        fs::file_size(to_ / "data" / it->second->kept_as, failed) == source.bytes &&
+                        (!verify_ || IsWhole(*it->second));
       if (same) {
         manifest_.files.push_back(*it->second);
       } else {
@@ -176,6 +189,24 @@ class Writer {
       }
     }
     return {};
+  }
+
+  bool IsWhole(const BackupFile& file) const {
+    const auto copy = DigestFile(to_ / "data" / file.kept_as);
+    return copy.ok() && copy->digest == file.digest;
+  }
+
+  // What the store's catalog names and its directory has lost is wanted most of all.
+  Status KeepMissing() {
+    PREFIXD_ASSIGN(const std::vector<std::string> missing, ReadMissingFiles(from_));
+    for (const std::string& name : missing) Note(name, "the store has lost the file");
+    return {};
+  }
+
+  void Note(const std::string& name, const std::string& why) {
+    const bool kept = name.ends_with(".seg") && KeepEarlier(name);
+    report_.damaged.push_back(name + ": " + why +
+                              (kept ? " (the backup keeps its earlier copy)" : ""));
   }
 
   Status CopyNew() {
@@ -192,21 +223,27 @@ class Writer {
                       source.inode,
                       source.changed_ns};
       const fs::path to = to_ / "data" / file.kept_as;
-      PREFIXD_ASSIGN(const Copied copied, CopyFile(from_ / source.name, to, done));
+      // A disk that begins to fail is when a backup is wanted most: the rest goes on.
+      bool unreadable = false;
+      const auto copied = CopyFile(from_ / source.name, to, done, &unreadable);
+      if (unreadable && IsOfSegment(source.name)) {
+        PREFIXD_TRY(RemoveFile(to));
+        Note(source.name, copied.error().message);
+        continue;
+      }
+      if (!copied.ok()) return copied.error();
       CrashPoint("backup.file");
-      const Status sound = Verify(source.name, to, copied);
+      const Status sound = Verify(source.name, to, *copied);
       if (!sound.ok() && sound.error().code == Code::kCorrupt && source.name.ends_with(".seg")) {
         PREFIXD_TRY(RemoveFile(to));
-        const bool kept = KeepEarlier(source.name);
-        report_.damaged.push_back(source.name + ": " + sound.error().message +
-                                  (kept ? " (the backup keeps its earlier copy)" : ""));
+        Note(source.name, sound.error().message);
         continue;
       }
       if (!sound.ok()) return sound;
-      file.bytes = copied.bytes;
-      file.digest = copied.digest;
+      file.bytes = copied->bytes;
+      file.digest = copied->digest;
       ++report_.new_files;
-      report_.new_bytes += copied.bytes;
+      report_.new_bytes += copied->bytes;
       manifest_.files.push_back(std::move(file));
     }
     return {};
@@ -260,6 +297,7 @@ class Writer {
   const fs::path &from_, &to_;
   const Progress& progress_;
   const KeyRing* const keys_;
+  const bool verify_;
   const std::unique_ptr<IoEngine> engine_;
   BackupManifest last_, manifest_;
   std::map<std::string, const BackupFile*> known_;  // of last_, by name
@@ -287,7 +325,7 @@ Result<RestoreReport> RestoreInto(const fs::path& from, const fs::path& to,
   const auto lock = DirLock::Acquire(from);
   if (!lock.ok() && lock.error().code == Code::kFailedPrecondition) return lock.error();
   PREFIXD_ASSIGN(const BackupManifest manifest, ReadBackup(from));
-  RestoreReport report{manifest.generation, manifest.created_unix_ms, 0, 0};
+  RestoreReport report{manifest.generation, manifest.created_unix_ms, 0, 0, {}};
   uint64_t total = 0;
   for (const BackupFile& file : manifest.files) total += file.bytes;
   const BytesDone done = [&](uint64_t bytes) {
@@ -295,18 +333,32 @@ Result<RestoreReport> RestoreInto(const fs::path& from, const fs::path& to,
     return !progress || progress(std::min(report.bytes, total), total, "bytes");
   };
   PREFIXD_TRY(CreateStoreDir(to));
+  // No daemon takes it for a new store meanwhile.
+  PREFIXD_ASSIGN(const DirLock own, DirLock::Acquire(to));
+  std::error_code failed;
+  if (fs::exists(to / "STORE", failed)) {
+    return Error{Code::kFailedPrecondition, to.string() + " became a store meanwhile"};
+  }
   // STORE comes last: a directory without it is refused as a store.
   std::vector<const BackupFile*> order;
   for (const BackupFile& file : manifest.files) order.push_back(&file);
   std::ranges::stable_sort(order, {}, [](const BackupFile* f) { return f->name == "STORE"; });
   for (const BackupFile* file : order) {
     const fs::path kept = from / "data" / file->kept_as;
-    PREFIXD_ASSIGN(const Copied copied, CopyFile(kept, to / file->name, done));
-    if (copied.bytes != file->bytes || copied.digest != file->digest) {
-      return Error{Code::kCorrupt, "the backup of " + file->name + " (" + kept.string() +
-                                       ") is damaged; restore another backup"};
+    bool unreadable = false;
+    const auto copied = CopyFile(kept, to / file->name, done, &unreadable);
+    if (!copied.ok() && !unreadable) return copied.error();
+    if (copied.ok() && copied->bytes == file->bytes && copied->digest == file->digest) {
+      ++report.files;
+      continue;
     }
-    ++report.files;
+    const std::string why = copied.ok() ? kept.string() + " is damaged" : copied.error().message;
+    if (!IsOfSegment(file->name)) {
+      return Error{Code::kCorrupt, "the backup of " + file->name + " is of no use (" + why +
+                                       "); restore another backup"};
+    }
+    PREFIXD_TRY(RemoveFile(to / file->name));
+    report.damaged.push_back(file->name + ": " + why);
   }
   for (const fs::path& dir : {to / "catalog", to / "segments", to}) PREFIXD_TRY(SyncDirectory(dir));
   return report;
@@ -315,14 +367,15 @@ Result<RestoreReport> RestoreInto(const fs::path& from, const fs::path& to,
 }  // namespace
 
 Result<BackupReport> WriteBackup(const fs::path& from, const fs::path& to, const Progress& progress,
-                                 const KeyRing* keys) {
-  return Writer(from, to, progress, keys).Run();
+                                 const KeyRing* keys, bool verify) {
+  return Writer(from, to, progress, keys, verify).Run();
 }
 
 Result<RestoreReport> RestoreBackup(const fs::path& from, const fs::path& to,
                                     const Progress& progress) {
   std::error_code failed;
   if (!fs::exists(from / "BACKUP", failed)) {
+    if (failed) return ErrnoError(failed.value(), "cannot look into " + from.string());
     return Error{Code::kNotFound, "there is no backup in " + from.string()};
   }
   if (!Unused(to)) {
@@ -331,7 +384,9 @@ Result<RestoreReport> RestoreBackup(const fs::path& from, const fs::path& to,
   }
   PREFIXD_TRY(RefuseAsRoot(to));  // an empty directory may be the daemon's
   auto report = RestoreInto(from, to, progress);
-  if (!report.ok()) {
+  // Who has the directory by now has filled it.
+  const bool ours = report.ok() || report.error().code != Code::kFailedPrecondition;
+  if (!report.ok() && ours) {
     for (const auto& entry : fs::directory_iterator(to, failed)) {
       if (!IsLostAndFound(entry)) fs::remove_all(entry, failed);
     }

@@ -29,8 +29,8 @@ struct BackupReport {
   uint64_t files = 0, bytes = 0;          // of the whole generation
   uint64_t new_files = 0, new_bytes = 0;  // copied by this call
   uint64_t dropped_files = 0;             // of generations before, removed
-  // Segments that do not verify, and why. They are not in the backup, unless an earlier generation
-  // held them whole.
+  // Segments and derived data that do not verify, cannot be read or are gone, and why. They are not
+  // in the backup, unless an earlier generation held the segment whole.
   std::vector<std::string> damaged;
 };
 
@@ -39,18 +39,23 @@ struct BackupReport {
 // others against what was read. kFailedPrecondition: `to` is the backup of another store, is in
 // use, or is no backup and not empty; kCancelled: `progress` (in bytes) returned false. What is
 // encrypted stays so; without its key (in `keys`, null: none) a segment is checked against what was
-// read alone.
+// read alone. verify: what earlier backups copied is read, too, and copied again where it does not
+// verify.
 Result<BackupReport> WriteBackup(const std::filesystem::path& from, const std::filesystem::path& to,
-                                 const Progress& progress, const KeyRing* keys = nullptr);
+                                 const Progress& progress, const KeyRing* keys = nullptr,
+                                 bool verify = false);
 
 struct RestoreReport {
   uint64_t generation = 0;
   int64_t created_unix_ms = 0;
   uint64_t files = 0, bytes = 0;
+  // Segments and derived data that do not verify or cannot be read, and why. They are left out: the
+  // store quarantines the one and makes the other again.
+  std::vector<std::string> damaged;
 };
 
 // Writes the store of a backup into `to`, which is missing or empty, and checks every byte.
-// kCorrupt names the file that does not verify. After an error `to` is empty again.
+// kCorrupt: the catalog does not verify, or STORE. After an error `to` is empty again.
 Result<RestoreReport> RestoreBackup(const std::filesystem::path& from,
                                     const std::filesystem::path& to, const Progress& progress);
 

@@ -53,15 +53,21 @@ Status WriteWhole(int fd, const char* data, size_t bytes, const std::filesystem:
 }  // namespace
 
 Result<Copied> CopyFile(const std::filesystem::path& from, const std::filesystem::path& to,
-                        const BytesDone& done) {
-  PREFIXD_ASSIGN(const UniqueFd in, OpenFile(from, O_RDONLY));
+                        const BytesDone& done, bool* unreadable) {
+  auto in = OpenFile(from, O_RDONLY);
+  if (unreadable) *unreadable = !in.ok();
+  if (!in.ok()) return std::move(in).error();
   PREFIXD_ASSIGN(const UniqueFd out, OpenFile(to, O_WRONLY | O_CREAT | O_TRUNC));
-  PREFIXD_ASSIGN(const Copied copied,
-                 ReadThrough(in.get(), from, [&](const char* data, size_t bytes) -> Status {
-                   PREFIXD_TRY(WriteWhole(out.get(), data, bytes, to));
-                   if (!done || done(bytes)) return {};
-                   return Error{Code::kCancelled, "stopped; what was there before is unchanged"};
-                 }));
+  Status taken;
+  auto copied = ReadThrough(in->get(), from, [&](const char* data, size_t bytes) -> Status {
+    taken = WriteWhole(out.get(), data, bytes, to);
+    if (taken.ok() && done && !done(bytes)) {
+      taken = Error{Code::kCancelled, "stopped; what was there before is unchanged"};
+    }
+    return taken;
+  });
+  if (unreadable) *unreadable = !copied.ok() && taken.ok();
+  if (!copied.ok()) return copied;
   if (::fsync(out.get()) != 0) return ErrnoError(errno, "cannot sync " + to.string());
   return copied;
 }

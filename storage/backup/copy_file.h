@@ -19,9 +19,10 @@ struct Copied {
   uint64_t bytes = 0;
   FileDigest digest{};
 };
-// Copies into a new file, synced. kCancelled: `done` returned false.
+// Copies into a new file, synced. kCancelled: `done` returned false. `unreadable` (null: not
+// wanted) tells whether an error is of reading `from`.
 Result<Copied> CopyFile(const std::filesystem::path& from, const std::filesystem::path& to,
-                        const BytesDone& done);
+                        const BytesDone& done, bool* unreadable = nullptr);
 // Digests a file as the disk has it, as far as the system lets go of what it has cached.
 Result<Copied> DigestFile(const std::filesystem::path& path);
 

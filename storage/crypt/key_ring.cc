@@ -197,12 +197,23 @@ Result<KeyId> MakeKeyFile(const std::filesystem::path& file) {
 
 Result<KeyId> AddKeyToFile(const std::filesystem::path& file) {
   PREFIXD_ASSIGN(const KeyText before, ReadText(file));
-  PREFIXD_TRY(ParseKeys(before.view(), file));
+  PREFIXD_ASSIGN(const auto keys, ParseKeys(before.view(), file));
+  const NewLine line;
+  if (keys.size() == kMaxKeys || before.size + line.text.size() >= kMaxFileBytes) {
+    return Error{Code::kFailedPrecondition,
+                 "the key file " + file.string() +
+                     " is full (64 keys or 16 KiB): bring the store under its first key "
+                     "(prefixctl prefixes encrypt --all-tenants), and delete the lines behind it"};
+  }
   std::filesystem::path temp = file;
   temp += ".new";
   UniqueFd fd(::open(temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.valid() && errno == EEXIST) {
+    return Error{Code::kAlreadyExists, temp.string() +
+                                           " is there, which an interrupted call left; it is in "
+                                           "use nowhere: remove it, and try again"};
+  }
   if (!fd.valid()) return ErrnoError(errno, "cannot make " + temp.string());
-  const NewLine line;
   const Status written = [&]() -> Status {
     // Root adds to the daemon's file.
     if (before.st.st_uid != ::geteuid() &&

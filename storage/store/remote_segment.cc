@@ -221,6 +221,13 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
                  core.options.MemoryOf(record.tenant)
                      .Take(MemoryKind::kCatalog, PrefixTree::MemoryBytes(record)));
   const auto path = SegmentPath(core.options.dir, record.file);
+  std::error_code failed;
+  if (std::filesystem::exists(path, failed)) {
+    // Another pull has made it, or its commit is in doubt: recovery knows at the next start.
+    return Error{Code::kUnavailable, "segment " + record.id.ToString() +
+                                         " is being pulled, or was by a pull that failed (" +
+                                         path.string() + " is there); try again later"};
+  }
   Status written = WriteLocal(core, source, remote, path, header, record.sequence, progress);
   if (written.ok()) {
     std::lock_guard commit(core.commit_mutex);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/call_scope.h"
+#include "storage/catalog/missing_files.h"
 #include "storage/catalog/store_dir.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
@@ -79,6 +80,7 @@ Result<std::unique_ptr<Snapshot>> TakeSnapshot(const std::shared_ptr<StoreCore>&
   }
   CrashPoint("snapshot.begun");
   std::vector<SegmentRecord> records;
+  std::vector<std::string> missing;
   {
     std::lock_guard commit(core->commit_mutex);
     PREFIXD_TRY(core->catalog->CopyTo(to / "catalog"));
@@ -86,9 +88,13 @@ Result<std::unique_ptr<Snapshot>> TakeSnapshot(const std::shared_ptr<StoreCore>&
     for (const SegmentRecord& record : records) {
       PREFIXD_ASSIGN(const bool linked, LinkFile(SegmentPath(core->options.dir, record.file),
                                                  SegmentPath(to, record.file)));
-      if (!linked) LogWarning("snapshot: the file of segment " + record.id.ToString() + " is gone");
+      if (linked) continue;
+      LogWarning("snapshot: the file of segment " + record.id.ToString() + " is gone");
+      missing.push_back(
+          fs::relative(SegmentPath(core->options.dir, record.file), core->options.dir).string());
     }
   }
+  PREFIXD_TRY(WriteMissingFiles(to, missing));
   CrashPoint("snapshot.linked");
   for (const SegmentRecord& record : records) {
     PREFIXD_TRY(CheckCall());

@@ -51,7 +51,8 @@ class Adopter {
     }
     if (!replaced.empty() && all_sound) return Fate::kNotNeeded;  // compacted, but never committed
     // Only the candidate may continue the segments that it replaces.
-    for (const SegmentRecord& other : core_.tree.Records()) {
+    const bool alone = replaced.empty();
+    for (const SegmentRecord& other : alone ? std::vector<SegmentRecord>() : core_.tree.Records()) {
       if (Contains(replaced, other.parent) && !Contains(replaced, other.id)) {
         return Fate::kLeftAlone;
       }

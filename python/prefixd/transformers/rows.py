@@ -31,17 +31,23 @@ class Rows:
         return len(self.sessions)
 
     def select(self, indices: Sequence[int]) -> None:
-        if self.own_window is None:
-            self.sessions = [self.sessions[i] for i in indices]
-        else:
+        """After an error nothing has changed."""
+        chosen = [self.sessions[i] for i in indices]
+        dropped: list[Session] = []
+        if self.own_window is not None:
             # Sessions have tokens of their own rows: each row needs its own.
-            before, taken = self.sessions, set[int]()
-            self.sessions = []
-            for i in indices:
-                session = before[i]
-                self.sessions.append(session.fork() if session is not None and i in taken else session)
-                taken.add(i)
-            for i, session in enumerate(before):
-                if session is not None and i not in taken:
-                    session.detach()
-        self.pads = [self.pads[i] for i in indices]
+            forks: list[Session] = []
+            try:
+                for at, i in enumerate(indices):
+                    session = self.sessions[i]
+                    if session is not None and i in indices[:at]:
+                        chosen[at] = session.fork()
+                        forks.append(chosen[at])
+            except BaseException:
+                for fork in forks:
+                    fork.detach()
+                raise
+            dropped = [s for i, s in enumerate(self.sessions) if s is not None and i not in indices]
+        self.sessions, self.pads = chosen, [self.pads[i] for i in indices]
+        for session in dropped:
+            session.detach()
