@@ -135,9 +135,9 @@ class Session {
                     StepInfo* info) {
     return StepAppend(layer, HeadRange{}, q, k, v, y, lse, info);
   }
-  // Keeps the first n own tokens of every head; a head with no more keeps all of its. Costs the same
-  // whatever n, unless some that go were moved: then the session attaches to what is left of those,
-  // as Attach would (kInfeasible, too). kInvalidArgument when no head has as many as n.
+  // Keeps the first n own tokens of every head; a head with no more keeps all of its. Costs the
+  // same whatever n, unless some that go were moved: then the session attaches to what is left of
+  // those, as Attach would (kInfeasible, too). kInvalidArgument when no head has as many as n.
   virtual Status Truncate(uint32_t n) = 0;
   // Attaches another session to the same prefix with this one's policy, limits and own tokens as
   // they are now. The two share their memory and go on apart. Its ledger begins at 0.
