@@ -148,7 +148,9 @@ TEST_F(ExtendedPrefixTest, AnswersAsOneThatLoadsEverything) {
     const Prefix from_scratch = Fresh(n), prefix = Fresh(n);
     const uint64_t all = Ssd(Load(*from_scratch)), some = Ssd(Extend(*prefix, *last));
     EXPECT_GT(all, whole);
-    EXPECT_LT(some, all - whole / 2);
+    // Codes and keys at least are not read again; how much of `whole` is summaries depends on what
+    // the heads chose.
+    EXPECT_LT(some, all - whole / 4);
     ExpectEqual(prefix, from_scratch);
     last = prefix;
   }

@@ -221,7 +221,7 @@ def main() -> int:
         return SKIPPED
 
     checks = Checks()
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="prefixd-") as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="prefixd-", ignore_cleanup_errors=True) as folder:
         token = pathlib.Path(folder) / "token"
         token.write_text(TOKEN + "\n")
         token.chmod(0o600)
