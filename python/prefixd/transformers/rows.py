@@ -41,11 +41,12 @@ class Rows:
                 for at, i in enumerate(indices):
                     session = self.sessions[i]
                     if session is not None and i in indices[:at]:
-                        chosen[at] = session.fork()
-                        forks.append(chosen[at])
+                        fork = session.fork()
+                        forks.append(fork)
+                        chosen[at] = fork
             except BaseException:
-                for fork in forks:
-                    fork.detach()
+                for made in forks:
+                    made.detach()
                 raise
             dropped = [s for i, s in enumerate(self.sessions) if s is not None and i not in indices]
         self.sessions, self.pads = chosen, [self.pads[i] for i in indices]
