@@ -25,6 +25,9 @@ from prefixd.transformers.recorder import Recorder
 from prefixd.transformers.rows import Rows
 
 QueryObserver = Callable[[int, torch.Tensor], None]
+# A question attends in runs of so many tokens, each with a call's bound of its own: a long one over a
+# long prefix takes long, and that says nothing of the daemon.
+_RUN = 256
 
 
 class _Layer:
@@ -151,9 +154,11 @@ class PrefixLayer(_Layer, DynamicLayer):
         # The question's tokens attend to the prefix exactly, generated ones under the read budget.
         exact = max(0, min(n, self.rows.prompt - (self.get_seq_length() - n)))
         for b, session in zip(active, sessions, strict=True):
-            if exact > 0:
-                part, norm = _tensors(session.attend_exact(self.index, source[b, :exact]))
-                y[b, :, :exact], lse[b, :, :exact] = part.transpose(0, 1), norm.T
+            # No session has own tokens before the prompt's end, so that runs attend as one block would.
+            for begin in range(0, exact, _RUN):
+                end = min(exact, begin + _RUN)
+                part, norm = _tensors(session.attend_exact(self.index, source[b, begin:end]))
+                y[b, :, begin:end], lse[b, :, begin:end] = part.transpose(0, 1), norm.T
         if exact < n and not self.rows.derived:
             self.rows.derived = any(session.derives for session in sessions)
         for i in range(exact, n):
@@ -256,27 +261,6 @@ class PrefixCache(Cache):
         self.adapters: str | None = None  # of the model that it is for (identity.adapters)
         self.estimates: list[ReuseEstimate] = []  # by row, of the stored part that was matched
 
-    def check_tokens(self, ids: torch.Tensor) -> None:
-        """Refuses tokens [B, n] that are not those of the prompts, as far as these go."""
-        first, n = self.get_seq_length(), ids.shape[1]
-        if len(ids) == 0 or len(ids) % len(self.rows):
-            raise InvalidArgument(
-                f"the cache was made for {len(self.rows)} prompts, the model was given {len(ids)}"
-            )
-        expected = self.prompt_ids[:, first : first + n]
-        times = max(1, len(ids) // len(expected))
-        own = torch.arange(first, first + expected.shape[1])[None, :]
-        pads = torch.tensor(self.rows.pads)
-        if len(pads) != len(ids):
-            pads = pads.repeat_interleave(times)
-        expected = expected.repeat_interleave(len(ids) // len(self.prompt_ids), dim=0)
-        same = (ids[:, : expected.shape[1]] == expected) | (own < pads[:, None])
-        if not bool(same.all()):
-            raise InvalidArgument(
-                f"the model was given other tokens at position {first} than the prompts that this cache "
-                "was made for (its stored beginning would not be theirs)"
-            )
-
     def announce(self, ids: torch.Tensor) -> None:
         """Takes the tokens [B, n] that the model is about to run, at positions and with a mask that were checked."""
         first = self.get_seq_length()
@@ -367,7 +351,7 @@ class PrefixCache(Cache):
     # ---- what generate does to a batch ----
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        self._forget_recording()
+        self._forget_recording(moved=True)
         self.rows.select(beam_idx.tolist())
         super().reorder_cache(beam_idx)
 
@@ -377,7 +361,7 @@ class PrefixCache(Cache):
         super().batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._forget_recording()
+        self._forget_recording(moved=True)
         self.rows.select(torch.arange(len(self.rows))[indices.cpu()].tolist())
         super().batch_select_indices(indices)
 
@@ -390,10 +374,12 @@ class PrefixCache(Cache):
         if self.recorder is not None and tokens_to_remove:
             self.recorder.crop(-tokens_to_remove)  # once no layer has refused
 
-    def _forget_recording(self) -> None:
+    def _forget_recording(self, moved: bool = False) -> None:
         # Rows of a prompt are recorded before generate moves beams about. Beams cannot be continued
         # as a conversation, so their rows are not recorded.
         if self.recorder is not None:
             self.recorder.end_conversation(
                 "beams were reordered or rows selected: this is no conversation to continue"
             )
+            if moved:
+                self.recorder.end_prompts()

@@ -39,7 +39,7 @@ def before_forward(
     _check_others(given)
     _check_adapters(module, cache)
     tokens = ids.detach().to("cpu")
-    cache.check_tokens(tokens)
+    _check_tokens(cache, tokens)
     first, n = cache.get_seq_length(), ids.shape[1]
     pads = torch.tensor(cache.rows.pads).repeat_interleave(len(ids) // len(cache.rows))[:, None]
     given["position_ids"] = _positions(given.get("position_ids"), ids, first, pads)
@@ -98,6 +98,36 @@ def _check_adapters(module: torch.nn.Module, cache: PrefixCache) -> None:
             "adapters of the model were switched, enabled, disabled or scaled since this cache was made; make another "
             "Splice and another cache, so that their rows are not mistaken for these"
         )
+
+
+def _check_tokens(cache: PrefixCache, ids: torch.Tensor) -> None:
+    """Refuses tokens [B, n] that are not those of the prompts, as far as these go."""
+    rows, first, n = cache.rows, cache.get_seq_length(), ids.shape[1]
+    if len(ids) == 0 or len(ids) % len(rows):
+        raise InvalidArgument(f"the cache was made for {len(rows)} prompts, the model was given {len(ids)}")
+    if first >= cache.prompt_ids.shape[1]:
+        return
+    times = len(ids) // len(rows)
+    prompts = cache.prompt_ids[rows.prompts].repeat_interleave(times, dim=0)
+    pads = torch.tensor(rows.pads).repeat_interleave(times)[:, None]
+    if _same(ids, prompts[:, first : first + n], first, pads):
+        return
+    if first > 0 and _same(ids, prompts[:, :n], 0, pads):
+        raise InvalidArgument(
+            f"the model was given the first {n} tokens of the prompts, and this cache has their first {first}: give it "
+            f"those from {first} on. generate does that by itself, but not with prefill_chunk_size, which cuts whole "
+            "prompts, whatever a cache has: leave it out"
+        )
+    raise InvalidArgument(
+        f"the model was given other tokens at position {first} than the prompts that this cache was made for (its "
+        "stored beginning would not be theirs)"
+    )
+
+
+def _same(ids: torch.Tensor, expected: torch.Tensor, first: int, pads: torch.Tensor) -> bool:
+    """Whether ids [B, n] begin with those expected in the columns from `first` on; the padding's do not count."""
+    columns = torch.arange(first, first + expected.shape[1])[None, :]
+    return bool(((ids[:, : expected.shape[1]] == expected) | (columns < pads)).all())
 
 
 def _positions(given: Any, ids: torch.Tensor, first: int, pads: torch.Tensor) -> torch.Tensor:

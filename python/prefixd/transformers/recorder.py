@@ -43,6 +43,7 @@ class Recorder:
         self._done: list[set[int]] = [set() for _ in pads]
         # Why what comes after the prompt is not recorded; None: it is.
         self._no_conversation: str | None = None
+        self._moved = False  # the model's rows are no longer those of the prompts, in their order
         # Rows of the tokens after the prompt, per layer: chunks [B, Hkv, n, d] on the host, in
         # order.
         self._later: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(n_layers)]
@@ -87,6 +88,8 @@ class Recorder:
     def write(
         self, layer: int, first_column: int, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
+        if self._moved:
+            return
         n = keys.shape[2]
         of_prompt = max(0, min(n, self._columns - first_column))
         times = len(keys) // len(self._puts)
@@ -112,6 +115,8 @@ class Recorder:
 
     def write_queries(self, layer: int, first_column: int, query: torch.Tensor) -> None:
         """Keeps queries of the last quarter of a prompt, on which estimators are chosen."""
+        if self._moved:
+            return
         times = len(query) // len(self._puts)
         for b, put in enumerate(self._puts):
             if put is None or self._commits[b] is not None:
@@ -161,6 +166,11 @@ class Recorder:
         self._no_conversation = why
         self._later = [[] for _ in range(self._n_layers)]
         self._later_ids = []
+
+    def end_prompts(self) -> None:
+        """Records no more of the prompts: rows were moved, and those of one must not be stored as another's. A prompt
+        that was not prefilled to its end is not stored."""
+        self._moved = True
 
     # ---- afterwards ----
 

@@ -21,6 +21,7 @@ class Rows:
     ) -> None:
         self.sessions = list(sessions)
         self.pads = list(pads)
+        self.prompts = list(range(len(self.sessions)))  # which of the cache's prompts each row has
         self.columns = columns
         self.prompt = prompt  # columns of the prompt, whose queries attend exactly
         self.own_window = own_window  # tokens that stay in memory behind the stored part
@@ -50,5 +51,6 @@ class Rows:
                 raise
             dropped = [s for i, s in enumerate(self.sessions) if s is not None and i not in indices]
         self.sessions, self.pads = chosen, [self.pads[i] for i in indices]
+        self.prompts = [self.prompts[i] for i in indices]
         for session in dropped:
             session.detach()

@@ -67,6 +67,34 @@ def test_tokens_beyond_a_window_are_handed_over(batch: int, window: int, store: 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_long_question_attends_in_runs(
+    window: int | None, store: prefixd.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=prefixd.Policy(mode="full", own_window=window))
+    prompts = tokens(60, seed=6, batch=2)
+    with splice.cache(prompts) as cache:
+        spliced(model, prompts, cache)
+    runs = []
+    attend_exact = prefixd.Session.attend_exact
+
+    def attend(session: prefixd.Session, layer: int, q: torch.Tensor) -> object:
+        runs.append(len(q))
+        return attend_exact(session, layer, q)
+
+    monkeypatch.setattr(prefixd.Session, "attend_exact", attend)
+    ids = torch.cat([prompts, tokens(610, seed=7, batch=2)], dim=1)
+    with splice.cache(ids[:, :660], store=False) as cache:
+        assert cache.attached == [60, 60]
+        got = [spliced(model, ids[:, :660], cache)]
+        for t in range(660, 670):
+            got.append(model(ids[:, t : t + 1], past_key_values=cache).logits)
+    assert torch.allclose(torch.cat(got, dim=1), native(model, ids)[:, 60:], atol=1e-3)
+    assert max(runs) == 256 and sum(runs) == 600 * 2 * 2  # rows, layers
+
+
+@torch.no_grad()
 def test_cropped_tokens_are_run_again(store: prefixd.Store) -> None:
     model = make("llama")
     splice = Splice(store, model, policy=FULL)
@@ -216,15 +244,23 @@ def test_generate_gives_the_same_tokens(family: str, store: prefixd.Store) -> No
     assert torch.equal(
         several, model.generate(ids, **{**options, "do_sample": True}, num_return_sequences=2)
     )
-    # The prefill may be cut. Transformers 5.19 then gives a cache the tokens that it has already; newer
-    # ones do not. It is refused, and never another prompt's answer.
+    # The prefill may be cut where nothing is attached. Transformers 5.19 gives a cache the tokens that it has
+    # already. They are refused, with the reason.
     other = tokens(31, seed=3)
     with splice.cache(other) as cache:
         assert cache.attached == [0]
         chunked = model.generate(other, past_key_values=cache, prefill_chunk_size=4, **options)
     assert torch.equal(chunked, model.generate(other, **options))
-    with splice.cache(ids) as cache, pytest.raises(prefixd.InvalidArgument, match="other tokens"):
+    with splice.cache(ids) as cache, pytest.raises(
+        prefixd.InvalidArgument, match="first 4 tokens.*has their first 208.*prefill_chunk_size"
+    ):
         model.generate(ids, past_key_values=cache, prefill_chunk_size=4, **options)
+    longer = torch.cat([ids, tokens(20, seed=4)], dim=1)
+    with splice.cache(longer) as cache, torch.no_grad():
+        for piece in longer[:, cache.get_seq_length() : -1].split(7, 1):
+            model(piece, past_key_values=cache)
+        cut = model.generate(longer, past_key_values=cache, **options)
+    assert torch.equal(cut, model.generate(longer, **options))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
 
 import prefixd
-from prefixd.transformers import Splice
+from prefixd.transformers import PrefixCache, Splice
 from tests.torch.splicing import CONFIGS, FULL, VOCAB, make, native, open_store, spliced, tokens
 
 PAD = 9  # not the model's padding token, so that generate infers no mask of its own
@@ -249,3 +249,45 @@ def test_inputs_beside_the_tokens_are_refused(store: prefixd.Store) -> None:
             model(other, past_key_values=cache, **given)
         cache.close(abort=True)
     assert store.match(splice.spec.name, other[0]).n_tokens == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [[0, 2], [2, 0], [1, 2, 0]])
+def test_rows_that_are_selected_go_on(kept: list[int], store: prefixd.Store) -> None:
+    model = make("llama")
+    splice = Splice(store, model, policy=FULL)
+    start = tokens(150, seed=1)
+    with splice.cache(start) as cache:
+        spliced(model, start, cache)
+
+    def move(cache: PrefixCache) -> None:
+        indices = torch.tensor(kept)
+        if len(kept) == 3:
+            cache.reorder_cache(indices)
+        else:
+            cache.batch_select_indices(indices)
+
+    # Behind the prompts' end, ...
+    ids = torch.cat([start.expand(3, -1), tokens(30, seed=2, batch=3)], dim=1)
+    want = native(model, ids)[kept]
+    with splice.cache(ids[:, :170]) as cache:
+        assert cache.attached == [150] * 3
+        spliced(model, ids[:, :170], cache)
+        move(cache)
+        for t in range(170, 180):
+            got = model(ids[kept, t : t + 1], past_key_values=cache).logits
+            assert torch.allclose(got[:, 0], want[:, t], atol=1e-3)
+        assert [put.n_tokens for put in cache.stored() if put is not None] == [170] * 3
+    # ... and before it: whose rows are no longer theirs are not stored under their tokens.
+    ids = torch.cat([start.expand(3, -1), tokens(30, seed=3, batch=3)], dim=1)
+    want = native(model, ids)[kept]
+    with splice.cache(ids) as cache:
+        model(ids[:, 150:160], past_key_values=cache)
+        move(cache)
+        with pytest.raises(prefixd.InvalidArgument, match="other tokens at position 160"):
+            model(ids[kept[::-1], 160:170], past_key_values=cache)
+        got = model(ids[kept, 160:], past_key_values=cache).logits
+        assert torch.allclose(got, want[:, 160:], atol=1e-3)
+        with pytest.raises(prefixd.FailedPrecondition, match="not prefilled to its end"):
+            cache.stored()
+    assert [store.match(splice.spec.name, row).n_tokens for row in ids] == [150] * 3
