@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,13 +69,23 @@ class Put:
         begin, end = core.missing
         self.missing = range(begin, end)  # tokens that are not stored yet; others are skipped
         self._progress = progress
+        self._process = os.getpid()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="prefixd-put")
         self._room = threading.BoundedSemaphore(MAX_WAITING)
         self._failed: BaseException | None = None
         self._written = self._submitted = 0
         self._result: Future[PutResult] | None = None
 
+    def _check_process(self) -> None:
+        # The thread that writes is not in a child of fork(): what is given to it there waits for ever.
+        if os.getpid() != self._process:
+            raise FailedPrecondition(
+                "this put was begun before fork(), by another process; connect or open again in this one and begin "
+                "another put"
+            )
+
     def _submit(self, call: Callable[[], Any], timeout: float | None) -> Future[Any]:
+        self._check_process()
         if self._failed is not None:
             raise self._failed
         if self._result is not None:
@@ -143,6 +154,7 @@ class Put:
 
     def abort(self) -> None:
         """Discards the put. Waits for the write that is under way."""
+        self._check_process()
         self._failed = self._failed or FailedPrecondition("this put was aborted")
         self._worker.shutdown(wait=True)
         with deadline(self._call_timeout):
@@ -152,6 +164,8 @@ class Put:
         """Waits for `commit` and returns its result."""
         if self._result is None:
             raise FailedPrecondition("this put was not committed")
+        if not self._result.done():
+            self._check_process()
         return self._result.result(timeout)
 
     def __enter__(self) -> Put:
@@ -164,11 +178,12 @@ class Put:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self.abort()
+            if os.getpid() == self._process:  # a child has nothing to abort
+                self.abort()
         elif self._result is None and self._failed is None:
             self.commit().result()
         elif self._result is not None:
-            self._result.result()
+            self.result()
         else:
             self.abort()
             assert self._failed is not None

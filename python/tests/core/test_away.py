@@ -165,6 +165,37 @@ def test_a_child_is_refused_and_its_parent_goes_on(store: prefixd.Store) -> None
     session.detach()
 
 
+def test_a_put_is_refused_in_a_child_and_hangs_nobody(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    put = store.begin_put("m", prompt.tokens)
+    put.write(0, 0, prompt.k[0], prompt.v[0]).result()  # by a thread that is not in the child
+
+    def leave() -> None:
+        with put:
+            raise ZeroDivisionError("the block's own, before fork()")
+
+    calls: dict[str, Callable[[], object]] = {
+        "write": lambda: put.write(1, 0, prompt.k[1], prompt.v[1]).result(timeout=20),
+        "queries": lambda: put.write_queries(0, 0, prompt.q).result(timeout=20),
+        "commit": lambda: put.commit().result(timeout=20),
+        "abort": put.abort,
+        "with": leave,
+    }
+    forking = multiprocessing.get_context("fork")
+    answers = forking.SimpleQueue()
+    child = forking.Process(target=refusals, args=(calls, answers))
+    child.start()
+    got = [answers.get() for _ in calls]
+    child.join(60)
+    assert child.exitcode == 0, "the child hangs where it ends"
+    for name, kind, message in got:
+        wanted = "ZeroDivisionError" if name == "with" else "FailedPrecondition"
+        assert kind == wanted and "before fork()" in message, (name, kind, message)
+    with put:
+        put.write(1, 0, prompt.k[1], prompt.v[1])
+    assert put.result().stored_tokens == len(prompt.tokens)
+
+
 def test_a_window_of_the_splice_is_refused_elsewhere(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)
