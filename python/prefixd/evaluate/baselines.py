@@ -165,7 +165,7 @@ class BaselineLayer(DynamicLayer):
             y, lse = attend(q, layer, self._set)
         else:
             y, lse = streaming(q, layer, o.tokens, o.frequencies)
-        return y[None], lse[None]
+        return y[None].to(query.device), lse[None].to(query.device)
 
 
 @dataclass

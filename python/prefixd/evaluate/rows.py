@@ -12,16 +12,18 @@ from prefixd.evaluate.methods import METHODS
 
 
 class Rows:
-    """Reads the complete lines of rows.jsonl; a torn last one is dropped. The last line with a key
-    counts."""
+    """Reads the complete lines of rows.jsonl and appends to it. A torn last one, of a run that was killed
+    while it wrote, is cut off by the next one that is added; until then nothing is written, so that a
+    report can be made while a run goes on. The last line with a key counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rows: dict[tuple[object, ...], dict[str, Any]] = {}
-        if path.exists():
-            whole = [x for x in path.read_text().splitlines(keepends=True) if x.endswith("\n")]
-            self._rows = {tuple(row["key"]): row for row in map(json.loads, whole)}
-            path.write_text("".join(whole))
+        self._end: int | None = None  # where the first new line goes; None: at the end of the file
+        if path.is_file():
+            data = path.read_bytes()
+            self._end = data.rfind(b"\n") + 1
+            self._rows = {tuple(row["key"]): row for row in map(json.loads, data[: self._end].splitlines())}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -32,8 +34,11 @@ class Rows:
 
     def add(self, row: dict[str, Any]) -> None:
         self._rows[tuple(row["key"])] = row
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with self.path.open("ab") as file:
+            if self._end is not None:
+                file.truncate(self._end)
+                self._end = None
+            file.write(json.dumps(row).encode() + b"\n")
 
 
 def without_outdated(row: Mapping[str, Any], maps: Sequence[str]) -> dict[str, Any]:

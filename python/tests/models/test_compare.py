@@ -318,6 +318,20 @@ def test_promises_are_judged_by_the_upper_bound() -> None:
     assert summary.promises(summary.Measured([]), [])["worse_kinds"] is None
 
 
+def test_answers_of_one_document_count_once() -> None:
+    """Two kinds of questions that go alike in a document say no more than one does."""
+    rows, lost = [], [0.5, 0.0, 0.25, 0.0, 0.75, 0.0, 0.0, 0.5, 0.0, 0.0, 0.25, 0.0]
+    for i, loss in enumerate(lost):
+        for method, score in (("full", 1.0), ("auto-codes@0.02", 1.0 - loss)):
+            one = row("quotes", i, method, 0.0, score=score)
+            one["passages"] += [one["passages"][0] | {"kind": "needle"}]
+            rows.append(one)
+    answers = summary.summarise(rows)["promises"]["answers_2pct_beyond_full"]
+    low, high = stats.interval([-x for x in lost])
+    assert (answers["low"], answers["high"]) == (pytest.approx(low), pytest.approx(high)) and not answers["kept"]
+    assert answers["value"] == pytest.approx(-np.mean(lost)) and answers["n"] == 24
+
+
 def test_short_documents_have_no_codes() -> None:
     whole = [m for m in readings.METHODS if not m.startswith("keep")]
     names = [r["name"] for r in readings.readings(whole, [0.02], 2048)]

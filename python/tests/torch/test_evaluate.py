@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from prefixd.evaluate import __main__ as program
 from prefixd.evaluate import baselines, methods, stats, summary, tasks
 from prefixd.evaluate.baselines import StoredLayer
 from prefixd.evaluate.rows import Rows
+from prefixd.transformers import attention
 from tests.conftest import ROOT
 
 NOISE = "\n".join(f"line {i} of some text that means nothing much" for i in range(400))
@@ -171,6 +173,21 @@ def test_streaming_counts_positions_inside_its_cache() -> None:
     assert torch.isfinite(few).all()
 
 
+@pytest.mark.parametrize("method", ["quest", "snapkv", "streaming"])
+def test_a_baseline_answers_where_the_model_computes(method: str) -> None:
+    """The stored rows are in host memory. PyTorch's fake tensors refuse to mix devices, and need none."""
+    with FakeTensorMode(), torch.no_grad():
+        stored = [StoredLayer(torch.empty(2, 100, 8), torch.empty(2, 100, 6), 0.35, torch.empty(4, 16, 8),
+                              torch.empty(2, 20, 8)) for _ in range(3)]
+        q = torch.empty(1, 4, 3, 8, dtype=torch.bfloat16, device="cuda")
+        own = torch.empty(1, 4, 3, 6, device="cuda"), torch.empty(1, 4, 3, device="cuda")
+        cache = baselines.BaselineCache(method, stored, 48, frequencies=torch.empty(4))
+        for splice in cache.layers:
+            y, lse = splice.prefix_state(q)
+            assert y.shape == (1, 4, 3, 6) and lse.shape == (1, 4, 3)
+            assert attention.merge(own, (y, lse)).device.type == "cuda"
+
+
 # ---- counting ----
 
 
@@ -228,10 +245,14 @@ def test_a_torn_row_is_dropped(tmp_path: Path) -> None:
     rows.add({"key": ["document", "planted", 512, 0]})
     with path.open("a") as file:
         file.write('{"key": ["docu')
+    before = path.read_bytes()
     again = Rows(path)
     assert len(again.rows) == 1
-    again.add({"key": ["document", "planted", 512, 1]})
-    assert len(Rows(path).rows) == 2
+    assert path.read_bytes() == before  # a run may be writing this line
+    for document in (1, 2):
+        again.add({"key": ["document", "planted", 512, document]})
+    assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    assert [row["key"][3] for row in Rows(path).rows] == [0, 1, 2]
 
 
 # ---- all of it ----

@@ -4,7 +4,7 @@ documents, and what the project promises."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,8 +59,8 @@ def _number(x: float) -> float | None:
     return float(x) if np.isfinite(x) else None
 
 
-def mean(values: Sequence[float]) -> dict[str, Any]:
-    low, high = interval(values)
+def mean(values: Sequence[float], clusters: Sequence[object] | None = None) -> dict[str, Any]:
+    low, high = interval(values, clusters)
     return {"value": float(np.mean(values)), "low": _number(low), "high": _number(high), "n": len(values)}
 
 
@@ -74,9 +74,14 @@ def ratio(a: Mapping[Any, float], b: Mapping[Any, float]) -> dict[str, Any] | No
     return {"value": sum(x) / below, "low": _number(low), "high": _number(high), "n": len(both)}
 
 
-def difference(a: Mapping[Any, float], b: Mapping[Any, float]) -> dict[str, Any] | None:
+def difference(
+    a: Mapping[Any, float], b: Mapping[Any, float], document: Callable[[Any], object] | None = None
+) -> dict[str, Any] | None:
+    """Returns the mean difference of two methods on what both have. `document` tells the document of a key,
+    where one has several."""
     both = sorted(a.keys() & b.keys())
-    return mean([a[k] - b[k] for k in both]) if both else None
+    clusters = None if document is None else [document(k) for k in both]
+    return mean([a[k] - b[k] for k in both], clusters) if both else None
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
@@ -179,7 +184,7 @@ def promises(m: Measured, kinds: Sequence[str]) -> dict[str, Any]:
         able = [k for k, s in full.items() if np.mean([*s.values()]) >= FLOOR]
         a = {(kind, key): v for kind in able for key, v in read.get(kind, {}).items()}
         b = {(kind, key): v for kind in able for key, v in full[kind].items()}
-        if (found := difference(a, b)) is not None:
+        if (found := difference(a, b, lambda key: key[1])) is not None:
             kept = found["low"] is not None and found["low"] <= 0 <= found["high"] or found["value"] >= 0
             out["answers_2pct_beyond_full"] = {**found, "kept": bool(kept)}
     return out
