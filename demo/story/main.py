@@ -51,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser("run", parents=[common, work], help="the whole story, with a daemon of its own (default)")
     run.add_argument("--out", type=Path, default=Path("demo-report"), metavar="DIR",
-                     help="where the report and the stored prompt go (default: demo-report)")
+                     help="where the report and the stored prompt go; a DIR/store of anything else is refused "
+                     "(default: demo-report)")
     run.add_argument("--fresh", action="store_true", help="prefill again, even if DIR holds the stored prompt")
     commands.add_parser("prefill", parents=[common, work, served], help="prefill a document and store its KV cache")
     ask = commands.add_parser("ask", parents=[common, served], help="ask one question about the stored prompt",

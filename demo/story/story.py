@@ -199,6 +199,9 @@ def run(args: Any) -> None:
     out: Path = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     store, state_file, log = out / "store", out / "state.json", out / "prefixd.log"
+    mark = out / ".prefixd-demo"
+    if store.exists() and not (mark.exists() or state_file.exists()):
+        raise Stop(f"{store} is not the demo's, which empties such a folder: name another --out, or remove it")
     # Socket paths are limited to 107 bytes, so the socket does not lie under --out.
     with tempfile.TemporaryDirectory(prefix="prefixd-demo.", dir="/tmp") as folder:
         programs = Programs(args.build, Path(folder) / "prefixd.sock")
@@ -207,6 +210,7 @@ def run(args: Any) -> None:
         resumed = state is not None
         log.write_text("")
         if state is None:
+            mark.write_text(f"{store} is the demo's, which deletes it when it prefills again.\n")
             state_file.unlink(missing_ok=True)
             shutil.rmtree(store, ignore_errors=True)
             print("1. The daemon starts on an empty store.")

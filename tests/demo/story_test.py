@@ -124,10 +124,11 @@ def resumed(source: Path, build: Path, out: Path) -> None:
 
 
 def interrupted(source: Path, build: Path, out: Path) -> None:
-    """SIGTERM and SIGINT end the demo, its daemon and its sockets, at any stage."""
+    """SIGTERM and SIGINT end the demo, its daemon and its sockets, at any stage. The next run begins again in the
+    folder of one that was ended."""
+    folder = out / "ended"
     stages = ["1. The daemon starts", "   put: ", "4. A new process"]
-    for number, (stage, ending) in enumerate(zip(stages, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True)):
-        folder = out / f"ended-{number}"
+    for stage, ending in zip(stages, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True):
         process = subprocess.Popen(
             [source / "scripts/demo.sh", "--build", build, "--out", folder, "--tokens", str(TOKENS), "--facts", "3",
              "--continuation", "24", "--model", source / "models/prefixd-tiny"],
@@ -142,6 +143,19 @@ def interrupted(source: Path, build: Path, out: Path) -> None:
         check("no daemon is left" in said and "Traceback" not in said, f"{ending.name}: one line says so: {said!r}")
         left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in read(p)]
         check(not left, f"{ending.name} after '{stage.strip()}': no process is left: {left}")
+
+
+def others(source: Path, build: Path, out: Path) -> None:
+    """A store that the demo has not made stays, whatever is asked for."""
+    rows = out / "others/store/rows"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("somebody's")
+    for more in ([], ["--fresh"]):
+        done = run([source / "scripts/demo.sh", "--build", build, "--out", out / "others", "--tokens", TOKENS,
+                    "--facts", 3, "--model", source / "models/prefixd-tiny", *more])
+        check(done.returncode == 1 and "name another --out" in done.stderr, f"another's store: refused: {done.stderr}")
+        check(done.stderr.count("\n") == 1, "another's store: in one line")
+        check([f.name for f in (out / "others").rglob("*")] == ["store", "rows"], "another's store: nothing changed")
 
 
 def read(path: Path) -> bytes:
@@ -227,6 +241,7 @@ def main() -> int:
         short(source, build, out / "short")
         resumed(source, build, out / "report")
         interrupted(source, build, out)
+        others(source, build, out)
         without_network(source, build, out)
         bad_input(source, build, out)
         full_store(source, build, out)
