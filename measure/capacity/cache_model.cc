@@ -260,7 +260,7 @@ class BlockCache {
     const size_t n = request.blocks.size();
     size_t found = 0;
     while (found < n && blocks_.contains(request.blocks[found])) ++found;
-    hits_.hit_tokens += HitTokens(request, uint64_t{found} * log_.block_tokens);
+    hits_.Hit(HitTokens(request, uint64_t{found} * log_.block_tokens));
     hits_.requests_hit += found > 0;
     const auto now_ms = static_cast<int64_t>(request.seconds * 1000);
     for (size_t i = 0; i < n; ++i) {

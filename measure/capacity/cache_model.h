@@ -25,9 +25,14 @@ const char* PolicyName(Eviction eviction);  // "LRU", ..., "eviction score"
 struct CacheHits {
   uint64_t requests = 0, requests_hit = 0;
   uint64_t input_tokens = 0, hit_tokens = 0;
+  double hit_squares = 0;        // each request's hit tokens, squared: attention grows like that
   uint64_t stored_tokens = 0;    // written; a block that comes back is written again
   uint64_t distinct_tokens = 0;  // stored for the first time
   uint64_t peak_tokens = 0;      // held at a time, at most
+  void Hit(uint64_t tokens) {    // of one request
+    hit_tokens += tokens;
+    hit_squares += double(tokens) * double(tokens);
+  }
   double hit_share() const {
     return input_tokens ? double(hit_tokens) / double(input_tokens) : 0.0;
   }

@@ -42,11 +42,6 @@ TextTable CostTable(const CapacityOutcome& o) {
   return rows;
 }
 
-// Prompts of the log differ in length; what a hit saves is taken at the mean length.
-double MeanHit(const CacheHits& hits) {
-  return hits.requests_hit ? double(hits.hit_tokens) / double(hits.requests_hit) : 0;
-}
-
 TextTable ReplayTable(const CapacityOutcome& o) {
   TextTable rows = {
       {"cache", "size", "tokens hit", "requests hit", "written", "hits per token written"}};
@@ -63,10 +58,10 @@ TextTable ReplayTable(const CapacityOutcome& o) {
   return rows;
 }
 
+// Of all hits of this disk, each at its own length: a long one saves more for each token.
 double SavedSeconds(const CapacityOutcome& o) {
-  const double mean = MeanHit(o.disk);
-  if (mean <= 0) return 0;
-  return double(o.disk.requests_hit) * (o.PrefillSeconds(mean) - o.SsdSeconds(mean));
+  const auto tokens = double(o.disk.hit_tokens);
+  return o.PrefillSeconds(tokens, o.disk.hit_squares) - o.SsdSeconds(tokens);
 }
 
 // Completes "it pays when ...".
@@ -112,14 +107,13 @@ std::vector<std::string> CapacityVerdict(const CapacityOutcome& o) {
                     ", memory alone " + Percent(o.memory.hit_share()) + ".");
   const double saved = SavedSeconds(o);
   if (saved > 0) {
-    const double mean = MeanHit(o.disk);
-    const auto put = o.ReuseThatPays(mean, false), all = o.ReuseThatPays(mean, true);
+    const auto stored = double(o.disk.stored_tokens);
+    const double put = o.PutSeconds(stored), all = o.StoreSeconds(stored);
     verdict.push_back(
         "There, storing saves " + Seconds(saved) + " of computing" +
-        (put && all && *put > 0
-             ? ", " + Short(o.disk.reuse() / *put) + " times what the puts take, or " +
-                   Short(o.disk.reuse() / *all) + " times with the background's work counted"
-             : "") +
+        (put > 0 ? ", " + Short(saved / put) + " times what the puts take, or " +
+                       Short(saved / all) + " times with the background's work counted"
+                 : "") +
         ", and writes " + GigaBytes(o.WrittenBytes(o.disk)) +
         (log.seconds() > 0 ? " (" + GigaBytes(o.WrittenBytes(o.disk) * 86400 / log.seconds()) +
                                  " a day, with rows that are written again in another order: "
@@ -227,7 +221,8 @@ json HitsJson(const CacheHits& h) {
   return {{"requests", h.requests},           {"requests_hit", h.requests_hit},
           {"input_tokens", h.input_tokens},   {"hit_tokens", h.hit_tokens},
           {"stored_tokens", h.stored_tokens}, {"distinct_tokens", h.distinct_tokens},
-          {"hit_share", h.hit_share()},       {"reuse", h.reuse()}};
+          {"hit_share", h.hit_share()},       {"reuse", h.reuse()},
+          {"hit_squares", h.hit_squares}};
 }
 
 json CapacityFigures(const CapacityOutcome& o) {

@@ -92,9 +92,9 @@ const CacheHits& CapacityPoint::of(Eviction policy) const {
   return hits[static_cast<size_t>(std::ranges::find(kPolicies, policy) - std::begin(kPolicies))];
 }
 
-double CapacityOutcome::PrefillSeconds(double tokens) const {
+double CapacityOutcome::PrefillSeconds(double tokens, double squares) const {
   if (what.options.prefill_rate > 0) return tokens / what.options.prefill_rate;
-  return gemm_flops > 0 ? what.model.PrefillFlops(static_cast<uint64_t>(tokens)) / gemm_flops : 0;
+  return gemm_flops > 0 ? what.model.PrefillFlops(tokens, squares) / gemm_flops : 0;
 }
 
 double CapacityOutcome::SsdSeconds(double tokens) const {

@@ -69,7 +69,9 @@ struct CapacityOutcome {
   double WrittenBytes(const CacheHits& hits) const {
     return double(hits.stored_tokens) * double(what.model.token_bytes()) * written_per_row_byte;
   }
-  double PrefillSeconds(double tokens) const;
+  double PrefillSeconds(double tokens) const { return PrefillSeconds(tokens, tokens * tokens); }
+  // Of many prompts, by the sum of their tokens and the sum of these squared.
+  double PrefillSeconds(double tokens, double squares) const;
   double SsdSeconds(double tokens) const;         // to restore
   double HostSeconds(double tokens) const;        // to restore
   double PutSeconds(double tokens) const;         // until the prompt is durable

@@ -65,7 +65,7 @@ class StoreModel {
     now_ms_ = static_cast<int64_t>(request.seconds * 1000);
     const Place place = Find(request);
     const uint64_t matched = Tokens(request, place.blocks);
-    hits_.hit_tokens += HitTokens(request, matched);
+    hits_.Hit(HitTokens(request, matched));
     hits_.requests_hit += place.blocks > 0;
     if (place.blocks > 0) Touch(place.segment);
     if (place.blocks == request.blocks.size()) return Touch(place.segment);

@@ -139,7 +139,7 @@ class StoreReplay {
     if (match.n_tokens > 0) {
       PREFIXD_TRY(RestoreRows(tokens, match));
       ++out_.hits.requests_hit;
-      out_.hits.hit_tokens += HitTokens(request, match.n_tokens);
+      out_.hits.Hit(HitTokens(request, match.n_tokens));
     }
     return Put(request, tokens);
   }

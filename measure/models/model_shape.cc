@@ -114,11 +114,11 @@ KvGeometry ModelShape::Geometry(uint32_t layers) const {
   return g;
 }
 
-double ModelShape::PrefillFlops(uint64_t n) const {
+double ModelShape::PrefillFlops(double tokens, double squares) const {
   const double queries = double(n_q_heads) * head_dim, keys = double(n_kv_heads) * head_dim;
   const double weights = double(hidden) * (2 * queries + 2 * keys + 3.0 * ffn);
-  const double pairs = double(n) * (double(n) + 1) / 2;
-  return n_layers * (2 * weights * double(n) + 4 * queries * pairs);
+  const double pairs = (squares + tokens) / 2;
+  return n_layers * (2 * weights * tokens + 4 * queries * pairs);
 }
 
 const std::vector<ModelShape>& KnownModels() {

@@ -30,7 +30,9 @@ struct ModelShape {
   // Floating-point operations of prefilling tokens [0, n): matrix products with the weights of all
   // layers (2 for each weight and token), and causal attention (4 for each query head, dimension
   // and pair). Embedding and output head are left out.
-  double PrefillFlops(uint64_t n) const;
+  double PrefillFlops(uint64_t n) const { return PrefillFlops(double(n), double(n) * double(n)); }
+  // Of many prompts, by the sum of their tokens and the sum of these squared.
+  double PrefillFlops(double tokens, double squares) const;
 };
 
 // SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B, Llama-3.1-70B, Qwen3-8B.

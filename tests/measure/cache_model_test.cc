@@ -37,6 +37,8 @@ TEST(CacheModelTest, CountsByHand) {
   EXPECT_EQ(all.input_tokens, 1100u);
   // Two blocks; one; and all three but for the last token, which is always computed.
   EXPECT_EQ(all.hit_tokens, 200u + 100u + 299u);
+  EXPECT_EQ(all.hit_squares, 200.0 * 200 + 100 * 100 + 299 * 299);
+  EXPECT_EQ(ReplayInModel(log, {}).hit_squares, all.hit_squares);
   EXPECT_EQ(all.stored_tokens, 500u);
   EXPECT_EQ(all.distinct_tokens, 500u);
   EXPECT_EQ(all.peak_tokens, 500u);

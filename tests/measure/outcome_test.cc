@@ -1,8 +1,10 @@
-// Tests what break-even concludes of times that are given: what a device is compared with, and what
-// the page shows of it.
+// Tests what break-even and capacity conclude of times that are given: what a device is compared
+// with, and what the page shows of it; what hits of different lengths save.
 #include "measure/break_even/outcome.h"
 
 #include "measure/break_even/run.h"
+#include "measure/capacity/run.h"
+#include "measure/page/text.h"
 #include "tests/support/test.h"
 
 namespace prefixd::bench {
@@ -108,6 +110,44 @@ TEST(OutcomeTest, WhatWasNotMeasuredIsNotSaid) {
   outcome.medium = {false, "a file in the page cache", "No disk was measured."};
   EXPECT_EQ(BreakEvenVerdict(outcome).front(), "No disk was measured.");
   EXPECT_EQ(OutcomeJson(outcome)["on_disk"], false);
+}
+
+// A short hit and a long one: attention makes the long one save more for each token than two of the
+// mean length would. What is saved and what puts take are of all tokens.
+TEST(OutcomeTest, WhatHitsSaveIsCountedAtTheirOwnLengths) {
+  CapacityOutcome o;
+  o.what.model = *ModelShapeOf("Llama-3.1-8B");
+  o.what.disk_bytes = o.what.memory_bytes = 1e12;
+  o.stored_per_row_byte = o.written_per_row_byte = 1;
+  o.put_rate = 1e9, o.ssd_rate = 2e9, o.host_rate = 1e10;
+  o.ingest_seconds_per_byte = 1e-9, o.recluster_seconds_per_byte = 2e-9;
+  o.gemm_flops = 1e13;
+  CacheHits& h = o.disk;
+  h.requests = 4, h.requests_hit = 2;
+  h.input_tokens = 300'000, h.stored_tokens = 150'000;
+  for (const uint64_t tokens : {1000u, 128'000u}) h.Hit(tokens);
+  o.endless = o.memory = h;
+  for (const double bytes : {1e9, 1e12}) {
+    o.curve.push_back({bytes, std::vector<CacheHits>(std::size(kPolicies), h)});
+  }
+  const auto saves = [&](double n) { return o.PrefillSeconds(n) - o.SsdSeconds(n); };
+  const double saved = saves(1000) + saves(128'000);
+  EXPECT_GT(saved, 1.2 * 2 * saves(64'500));
+  const auto contains = [](const Report& report, const std::string& part) {
+    for (const std::string& sentence : report.verdict) {
+      if (sentence.find(part) != std::string::npos) return true;
+    }
+    return false;
+  };
+  const Report report = CapacityReport(o, {});
+  EXPECT_NEAR(report.figures["replay"]["saved_seconds"].get<double>() / saved, 1, 1e-9);
+  EXPECT_TRUE(contains(report, Short(saved / o.PutSeconds(150'000)) + " times what the puts take"));
+  EXPECT_TRUE(contains(report, Short(saved / o.StoreSeconds(150'000)) + " times with the back"));
+  // An engine's own rate is the same at all lengths.
+  o.what.options.prefill_rate = 9000;
+  EXPECT_NEAR(
+      CapacityReport(o, {}).figures["replay"]["saved_seconds"].get<double>() / (2 * saves(64'500)),
+      1, 1e-9);
 }
 
 }  // namespace

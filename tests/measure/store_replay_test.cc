@@ -35,6 +35,7 @@ TEST_F(StoreReplayTest, WithoutAQuotaTheyAreEqual) {
   const CacheHits model = ReplayInModel(log, {});
   EXPECT_GT(model.hit_tokens, 0u);
   EXPECT_EQ(store->hits.hit_tokens, model.hit_tokens);
+  EXPECT_EQ(store->hits.hit_squares, model.hit_squares);
   EXPECT_EQ(store->hits.requests_hit, model.requests_hit);
   EXPECT_EQ(store->hits.stored_tokens, model.stored_tokens);
   EXPECT_EQ(store->hits.distinct_tokens, model.distinct_tokens);
