@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "storage/catalog/eviction.h"
+#include "storage/catalog/use_history.h"
 
 namespace prefixd::bench {
 namespace {
@@ -171,7 +172,12 @@ class ByScore : public Policy {
 
   void Use(uint64_t id, int64_t now_ms, bool fresh) override {
     Entry& entry = entries_[id];
-    entry.heat = fresh ? 1 : storage::DecayedHeat(entry.heat, now_ms - entry.used_ms) + 1;
+    if (fresh) {
+      const auto past = past_uses_.Recall(id).value_or(storage::PastUses{0, now_ms});
+      entry.heat = past.heat;
+      entry.used_ms = past.last_used_unix_ms;
+    }
+    entry.heat = storage::DecayedHeat(entry.heat, now_ms - entry.used_ms) + 1;
     entry.used_ms = now_ms;
     entry.planned = false;
   }
@@ -183,6 +189,7 @@ class ByScore : public Policy {
         plan_.pop_back();
         const auto it = entries_.find(id);
         if (it == entries_.end() || !it->second.planned || !MayGo(id, request)) continue;
+        past_uses_.Remember(id, {it->second.heat, it->second.used_ms});
         entries_.erase(it);
         return id;
       }
@@ -233,6 +240,7 @@ class ByScore : public Policy {
   const uint64_t batch_;
   std::unordered_map<uint64_t, Entry> entries_;
   std::vector<uint64_t> plan_;  // the last goes first
+  storage::UseHistory past_uses_;
 };
 
 std::unique_ptr<Policy> MakePolicy(Eviction eviction, const BlockMap& blocks, uint64_t capacity) {

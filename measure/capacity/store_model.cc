@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "storage/catalog/eviction.h"
+#include "storage/catalog/use_history.h"
 
 namespace prefixd::bench {
 namespace {
@@ -95,6 +96,10 @@ class StoreModel {
     }
     const uint64_t id = ++last_id_;
     children_[{segment.parent, segment.first_block, segment.blocks.front()}] = id;
+    if (const auto past = past_uses_.Recall(segment.blocks.front())) {
+      segment.heat = past->heat;
+      segment.used_ms = past->last_used_unix_ms;
+    }
     segments_.emplace(id, std::move(segment));
     Touch(id);
   }
@@ -142,6 +147,7 @@ class StoreModel {
       std::memcpy(&id, victim.id.bytes.data(), sizeof(id));
       const Segment& s = segments_.at(id);
       bytes_ -= s.bytes;
+      past_uses_.Remember(s.blocks.front(), {s.heat, s.used_ms});
       children_.erase({s.parent, s.first_block, s.blocks.front()});
       segments_.erase(id);
     }
@@ -156,6 +162,7 @@ class StoreModel {
   std::unordered_map<uint64_t, Segment> segments_;
   std::map<ChildKey, uint64_t> children_;
   std::unordered_set<uint64_t> seen_;
+  storage::UseHistory past_uses_;
 };
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include "runtime/session/session_impl.h"
 #include "runtime/store/estimate.h"
 #include "runtime/store/lookup.h"
+#include "storage/segment/records.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd {
 namespace {
@@ -47,6 +49,10 @@ Result<std::optional<Attachable>> Find(const Core& core, const AttachSpec& spec)
     if (!spec.model.empty() && info.model != spec.model) {
       return InvalidArgument("prefix " + spec.prefix + " is of model '" + info.model + "', not '" +
                              spec.model + "'");
+    }
+    // Even where an open session still holds it.
+    if (storage::Expired(info.expires_unix_ms, storage::NowUnixMs())) {
+      return Error{Code::kNotFound, "prefix " + info.id.ToString() + " has expired; put it again"};
     }
     n_tokens = info.n_tokens;
   } else {

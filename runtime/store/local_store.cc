@@ -358,6 +358,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
            return c->storage->TenantOf(id).has_value();
          };
          c->ingest->Prune(exists);
+         c->ingest->RetryFailed();
          c->rewrites->Prune(exists);
          c->prepared.Prune(exists);
          return done;

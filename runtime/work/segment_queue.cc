@@ -14,6 +14,17 @@ namespace prefixd {
 
 using storage::SegmentId;
 
+namespace {
+
+constexpr std::chrono::minutes kFirstRetryPause{1}, kLongestRetryPause{60};
+
+bool MayPass(const Error& error) {
+  return error.code == Code::kIo || error.code == Code::kUnavailable ||
+         error.code == Code::kResourceExhausted;
+}
+
+}  // namespace
+
 SegmentQueue::SegmentQueue(std::string makes, BackgroundPace& pace, Job job)
     : makes_(std::move(makes)),
       pace_(pace),
@@ -87,7 +98,7 @@ Worker::Next SegmentQueue::Take() {
   Worker::Next next{[this, id, progress](const std::stop_token&) { Run(id, progress); }};
   Entry& entry = entries_[id];
   // Nothing below allocates: a segment that left the queue is worked on.
-  entry = {{IngestState::kRunning, std::nullopt}, std::move(progress)};
+  entry = {{IngestState::kRunning, std::nullopt}, std::move(progress), std::nullopt, entry.pause};
   queue_.pop_front();
   queued_.erase(id);
   running_ = id;
@@ -120,8 +131,27 @@ void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>&
   } else if (status.ok()) {
     standing = {IngestState::kReady, std::nullopt};
   } else {
+    Entry& entry = it->second;
+    if (MayPass(status.error())) {
+      entry.pause =
+          std::clamp<std::chrono::minutes>(2 * entry.pause, kFirstRetryPause, kLongestRetryPause);
+      entry.again = std::chrono::steady_clock::now() + entry.pause;
+    }
     standing = {IngestState::kFailed, std::move(status).error()};
   }
+}
+
+void SegmentQueue::RetryFailed(std::chrono::steady_clock::time_point now) {
+  std::lock_guard lock(worker_.mutex());
+  bool queued = false;
+  for (auto& [id, entry] : entries_) {
+    if (!entry.again || *entry.again > now) continue;
+    Push(id);
+    entry.again.reset();
+    entry.standing = {IngestState::kPending, std::nullopt};
+    queued = true;
+  }
+  if (queued) worker_.changed().notify_all();
 }
 
 // A tenant that has used up its memory must not hold up the segments of others: its own goes behind

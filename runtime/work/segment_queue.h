@@ -5,6 +5,7 @@
 // Thread-safety: all methods may be called concurrently; Stop ends the work promptly.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -46,6 +47,9 @@ class SegmentQueue {
   // Has a segment that waits come next.
   void PutFirst(const storage::SegmentId& id);
   void MarkReady(const storage::SegmentId& id);
+  // Queues again what failed for a reason that may pass, such as a disk that did not answer: a
+  // minute after the failure, then after twice as long each time, up to an hour.
+  void RetryFailed(std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now());
   Standing Get(const storage::SegmentId& id) const;
   bool Knows(const storage::SegmentId& id) const;  // queued, running, or done
   // Waits for all of `chain`. kCancelled when `progress` returns false or the queue stops;
@@ -66,6 +70,9 @@ class SegmentQueue {
   struct Entry {
     Standing standing;
     std::shared_ptr<WorkProgress> progress;  // the current run's, or the last one's
+    // Of a failure that may pass; none otherwise.
+    std::optional<std::chrono::steady_clock::time_point> again{};
+    std::chrono::minutes pause{0};  // before `again`
   };
 
   // Require the worker's mutex.

@@ -14,11 +14,11 @@
 #include "storage/catalog/missing_files.h"
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/io_engine.h"
 #include "storage/read/page_reader.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;

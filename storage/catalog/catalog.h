@@ -94,6 +94,8 @@ class Catalog {
   // Writes synced and atomically: the commit point of puts, removals, reclustering and compaction.
   // Apply calls never overlap.
   virtual Status Apply(const CatalogChange& change) = 0;
+  // The error with which Apply would be refused now, before anything is written: `make_room`'s.
+  virtual Status MayApply() = 0;
   // Adds to the history of what is gone, which is bounded (gone_history.h). Not synced.
   virtual Status NoteGone(const GoneRecord& record) = 0;
   // Returns the latest record of the tenant that names this block.

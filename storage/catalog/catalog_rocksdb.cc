@@ -143,6 +143,7 @@ class RocksCatalog final : public Catalog {
     return {};
   }
 
+  Status MayApply() override { return make_room_ ? make_room_() : Status(); }
   Status NoteGone(const GoneRecord& record) override {
     rocksdb::WriteBatch batch = NewBatch();
     gone_.Add(*db_, record, batch);

@@ -11,6 +11,7 @@ namespace {
 
 constexpr double kHalfLifeMs = 24 * 3600 * 1000.0;
 constexpr double kAttentionTokens = 32768;
+constexpr double kRecentSeconds = 30;
 
 }  // namespace
 
@@ -25,7 +26,7 @@ double PrefillCost(TokenRange tokens) {
 }
 
 double EvictionScore(float heat, int64_t idle_ms, TokenRange tokens, uint64_t bytes) {
-  const double idle = 1 + static_cast<double>(std::max<int64_t>(idle_ms, 0)) / 1000;
+  const double idle = kRecentSeconds + static_cast<double>(std::max<int64_t>(idle_ms, 0)) / 1000;
   return heat * PrefillCost(tokens) /
          (static_cast<double>(std::max<uint64_t>(bytes, 1)) * idle * idle);
 }

@@ -4,10 +4,10 @@
 // The eviction score of a segment is the prefill that keeping it is expected to save in the next
 // second, per byte kept:
 //
-//   score = heat * cost / (bytes * (1 + idle)^2)            [prefilled tokens per byte]
+//   score = heat * cost / (bytes * (30 + idle)^2)           [prefilled tokens per byte]
 //   heat  = sum over its uses of 2^-(age / 24 h)            [recent uses]
 //   cost  = sum over its tokens at positions t of 1 + t / 32768
-//   idle  = seconds since its last use
+//   idle  = seconds since its last use; of two uses within half a minute neither is the older
 //
 // A use is an attach, a restore or a put of a prefix whose chain the segment belongs to. What was
 // used often is used again, and the longer it has not been used, the less: by powers, which hold

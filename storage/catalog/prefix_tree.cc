@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/check.h"
+#include "storage/catalog/eviction.h"
 
 namespace prefixd::storage {
 
@@ -35,17 +36,23 @@ PrefixTree::ChildKey PrefixTree::KeyOf(const Node& node) {
 void PrefixTree::Insert(const Entry& entry) {
   std::lock_guard lock(mutex_);
   const CatalogSegment& segment = entry.segment;
-  InsertNode({segment.record,
-              entry.scope,
-              segment.quarantine,
-              segment.last_used_unix_ms,
-              segment.last_used_unix_ms,
-              segment.heat,
-              0,
-              0,
-              entry.linked,
-              {},
-              segment.verified_unix_ms});
+  Node node{segment.record,
+            entry.scope,
+            segment.quarantine,
+            segment.last_used_unix_ms,
+            segment.last_used_unix_ms,
+            segment.heat,
+            0,
+            0,
+            entry.linked,
+            {},
+            segment.verified_unix_ms};
+  if (const auto key = HistoryKey(node)) {
+    if (const auto past = past_uses_.Recall(*key)) {
+      node.heat += DecayedHeat(past->heat, node.last_used_unix_ms - past->last_used_unix_ms);
+    }
+  }
+  InsertNode(std::move(node));
 }
 
 // Steps that may lack memory come first, and those that cannot fail last: the tree is whole however
@@ -131,6 +138,9 @@ Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id, const Commit& commi
   if (it->second.pins > 0) return IsOpen(id);
   PREFIXD_TRY(commit());
   SegmentRecord record = it->second.record;
+  if (const auto key = HistoryKey(it->second)) {
+    past_uses_.Remember(*key, {it->second.heat, it->second.last_used_unix_ms});
+  }
   EraseNode(id);
   return record;
 }

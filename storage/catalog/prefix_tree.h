@@ -28,6 +28,7 @@
 #include "base/memory_budget.h"
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/tenant_bytes.h"
+#include "storage/catalog/use_history.h"
 #include "storage/segment/identity.h"
 #include "storage/segment/records.h"
 
@@ -242,6 +243,9 @@ class PrefixTree {
   uint32_t MatchBound(const SegmentRecord& root, std::span<const uint32_t> tokens) const;
   void Unpin(const std::vector<SegmentRecord>& chain, uint32_t used);
   static void CountMemory(Node& node);
+  // Names what the segment holds, in the history of uses; nothing where its chain is not known to
+  // the end, or where nobody asks for it by its tokens.
+  std::optional<uint64_t> HistoryKey(const Node& node) const;
 
   const MemoryOf memory_of_;
   mutable std::mutex mutex_;
@@ -259,6 +263,7 @@ class PrefixTree {
   // Ids of nodes_ and aliases_ by tenant, and the number of segments of each model.
   std::map<std::string, std::set<SegmentId>, std::less<>> ids_;
   std::map<std::string, uint64_t, std::less<>> of_model_;
+  UseHistory past_uses_;  // of segments that were erased
 };
 
 }  // namespace prefixd::storage

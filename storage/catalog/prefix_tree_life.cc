@@ -1,8 +1,12 @@
 // Implements how long the tree's segments live: names that expire, uses, eviction candidates.
+#include <xxhash.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "storage/catalog/eviction.h"
 #include "storage/catalog/prefix_tree.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 
@@ -63,8 +67,11 @@ std::vector<PrefixTree::Use> PrefixTree::Touch(const SegmentId& id, int64_t unix
   for (auto it = nodes_.find(id); it != nodes_.end(); it = nodes_.find(it->second.record.parent)) {
     Node& node = it->second;
     node.heat = DecayedHeat(node.heat, unix_ms - node.last_used_unix_ms) + 1;
-    node.last_used_unix_ms = std::max(node.last_used_unix_ms, unix_ms);
-    if (unix_ms - node.last_recorded_unix_ms >= step_ms) {
+    // A use that lies far ahead was noted by a clock that has been set right since.
+    const auto ahead = [&](int64_t noted) { return noted > unix_ms + kClockSlackMs; };
+    node.last_used_unix_ms =
+        ahead(node.last_used_unix_ms) ? unix_ms : std::max(node.last_used_unix_ms, unix_ms);
+    if (unix_ms - node.last_recorded_unix_ms >= step_ms || ahead(node.last_recorded_unix_ms)) {
       node.last_recorded_unix_ms = unix_ms;
       worth_recording.push_back({it->first, node.heat});
     }
@@ -86,6 +93,8 @@ std::vector<EvictionNode> PrefixTree::EvictionNodes(int64_t now) const {
     e.bytes = r.file_bytes;
     e.tokens = r.tokens;
     e.idle_ms = now - node.last_used_unix_ms;
+    // By how much a clock was ahead, so long at least nothing is known of a use.
+    if (e.idle_ms < -kClockSlackMs) e.idle_ms = -e.idle_ms;
     e.heat = DecayedHeat(node.heat, e.idle_ms);
     e.named = r.listed || !node.aliases.empty();
     e.useless = !node.quarantine.empty() || !Named(node, now);
@@ -94,6 +103,25 @@ std::vector<EvictionNode> PrefixTree::EvictionNodes(int64_t now) const {
                          [&](const SegmentId& alias) { return aliases_.at(alias).pinned; });
   }
   return out;
+}
+
+std::optional<uint64_t> PrefixTree::HistoryKey(const Node& node) const {
+  if (node.record.live || !node.linked) return std::nullopt;
+  // A link's place in its chain: where it begins, and with which token.
+  std::vector<std::pair<uint32_t, uint32_t>> links;
+  const Node* at = &node;
+  for (; !at->record.is_root(); links.emplace_back(at->record.tokens.begin, at->record.first_token),
+                                at = &nodes_.at(at->record.parent)) {
+    if (!at->linked || !nodes_.contains(at->record.parent)) return std::nullopt;
+  }
+  const std::vector<uint32_t>& lead = at->record.lead;
+  if (lead.empty()) return std::nullopt;
+  uint64_t key = XXH3_64bits(at->scope.data(), at->scope.size());
+  key = XXH3_64bits_withSeed(lead.data(), lead.size() * sizeof(lead[0]), key);
+  for (auto link = links.rbegin(); link != links.rend(); ++link) {
+    key = XXH3_64bits_withSeed(&*link, sizeof(*link), key);
+  }
+  return key;
 }
 
 }  // namespace prefixd::storage

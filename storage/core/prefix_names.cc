@@ -1,16 +1,20 @@
 #include "storage/core/prefix_names.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 
-#include "storage/core/unix_time.h"
+#include "base/call_scope.h"
 #include "storage/io/errors.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
 
 // Bounds one sweep, so that the maintenance thread gets to its other work.
 constexpr size_t kMaxSweptNames = 1024;
+constexpr int kPassingMs = 200;  // within which a match lets go of what it looks at
 
 int64_t Later(int64_t a, int64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, b); }
 
@@ -18,11 +22,23 @@ int64_t Later(int64_t a, int64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, 
 
 Status PrefixNames::Remove(const SegmentId& id) {
   const RemovalCause cause{GoneReason::kRemoved, ""};
-  {
+  const auto remove = [&] {
     // The commit lock keeps puts from committing below a segment that is being removed.
     std::lock_guard commit(parts_.commit_mutex);
-    PREFIXD_TRY(RemoveName(id, cause));
+    return RemoveName(id, cause);
+  };
+  Status removed = remove();
+  // Matches and looks at blobs pin it for a moment; what stays pinned is open.
+  const SegmentId segment = parts_.tree.Resolve(id).first;
+  const auto in_use = [&] {
+    return !removed.ok() && removed.error().code == Code::kFailedPrecondition;
+  };
+  for (int ms = 0; ms < kPassingMs && in_use(); ++ms) {
+    PREFIXD_TRY(CheckCall());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!parts_.tree.Pinned(segment)) removed = remove();
   }
+  PREFIXD_TRY(removed);
   parts_.removal.FreeUnneeded(cause);
   return {};
 }

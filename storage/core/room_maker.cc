@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <utility>
 
-#include "storage/core/unix_time.h"
 #include "storage/io/errors.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -28,19 +28,28 @@ Result<SpaceReservation> RoomMaker::Reserve(const std::string& tenant, uint64_t 
     if (shortage.any()) return parts_.space.Refusal(tenant, bytes, shortage);
     return reserved;
   }
-  wanted_room_ = true;
   // One eviction runs at a time, so that no put takes the room that another has just made.
-  std::lock_guard evicting(eviction_mutex_);
+  PREFIXD_ASSIGN(const CallLock evicting, CallLock::Take(eviction_mutex_));
+  wanted_room_.insert(tenant);
+  stuck_.clear();
   uint64_t evicted_for = 0;  // bytes of the disk
   for (int attempt = 0;; ++attempt) {
     PREFIXD_ASSIGN(const SpaceShortage shortage, parts_.space.TryReserve(tenant, bytes, &reserved));
     if (evicted_for > 0) NoteFreed(evicted_for, shortage.disk);
     if (!shortage.any()) return reserved;
     const std::string futile = shortage.disk > 0 ? WhyFutile() : "";
-    if (!futile.empty() || attempt == kEvictionAttempts ||
-        !EvictFor(tenant, shortage, "to make room for a put")) {
+    bool evicted = false;
+    if (futile.empty() && attempt < kEvictionAttempts) {
+      PREFIXD_ASSIGN(evicted, EvictFor(tenant, shortage, "to make room for a put"));
+    }
+    if (!evicted) {
       Error refusal = parts_.space.Refusal(tenant, bytes, shortage);
       if (!futile.empty()) refusal.message += "; " + futile;
+      if (!stuck_.empty()) {
+        const auto& [id, error] = *stuck_.begin();
+        refusal.message += "; " + std::to_string(stuck_.size()) + " segments cannot be evicted, " +
+                           id.ToString() + " for one: " + error.message;
+      }
       return refusal;
     }
     evicted_for = shortage.disk;
@@ -73,32 +82,45 @@ void RoomMaker::NoteFreed(uint64_t before, uint64_t after) {
 }
 
 EvictionPlan RoomMaker::NewPlan() const {
-  std::vector<EvictionNode> nodes =
-      parts_.tree.EvictionNodes(parts_.options.clock ? parts_.options.clock() : NowUnixMs());
-  for (EvictionNode& node : nodes) node.bytes += parts_.blobs.BytesOf(node.id);
+  std::vector<EvictionNode> nodes = parts_.tree.EvictionNodes(parts_.options.Now());
+  for (EvictionNode& node : nodes) {
+    node.bytes += parts_.blobs.BytesOf(node.id);
+    node.held = node.held || stuck_.contains(node.id);
+  }
   return EvictionPlan(std::move(nodes));
 }
 
-bool RoomMaker::EvictFor(const std::string& tenant, const SpaceShortage& shortage,
-                         const char* why) {
+Result<bool> RoomMaker::EvictFor(const std::string& tenant, const SpaceShortage& shortage,
+                                 const char* why) {
   EvictionPlan plan = NewPlan();
   if (shortage.tenant > 0 && !plan.Free(shortage.tenant, &tenant)) return false;
   const size_t for_quota = plan.victims().size();
   const uint64_t total = std::max(shortage.disk, shortage.store);
   if (total > plan.freed() && !plan.Free(total - plan.freed(), nullptr)) return false;
-  Evict(plan.victims(), for_quota, why);
+  PREFIXD_TRY(Evict(plan.victims(), for_quota, why));
   return true;
 }
 
-void RoomMaker::Evict(std::span<const EvictionNode> victims, size_t for_quota, const char* why) {
+Status RoomMaker::Evict(std::span<const EvictionNode> victims, size_t for_quota, const char* why) {
   RemovalCause cause;
+  Status ended;
   for (size_t i = 0; i < victims.size(); ++i) {
+    ended = CheckCall();
+    if (!ended.ok()) break;
     const EvictionNode& victim = victims[i];
     std::lock_guard commit(parts_.commit_mutex);
     if (Retained(victim.id)) continue;  // pinned meanwhile
     cause = CauseOf(victim, i < for_quota, why);
     const Status erased = parts_.removal.Erase(victim.id, cause);
-    if (parts_.tree.Record(victim.id).ok()) continue;  // needed again
+    if (parts_.tree.Record(victim.id).ok()) {
+      // Needed again: open, or others continue it. Or it cannot be removed, and others go for it.
+      if (!erased.ok() && erased.error().code != Code::kFailedPrecondition) {
+        LogWarning("segment " + victim.id.ToString() +
+                   " cannot be evicted: " + erased.error().message);
+        stuck_.insert_or_assign(victim.id, erased.error());
+      }
+      continue;
+    }
     // The segment is gone, even if its file could not be removed yet.
     if (!erased.ok()) LogWarning(erased.error().message);
     char uses[16];
@@ -112,6 +134,7 @@ void RoomMaker::Evict(std::span<const EvictionNode> victims, size_t for_quota, c
     count.bytes += victim.bytes;
   }
   parts_.removal.FreeUnneeded(cause);
+  return ended;
 }
 
 RemovalCause RoomMaker::CauseOf(const EvictionNode& victim, bool for_quota, const char* why) const {
@@ -131,29 +154,34 @@ bool RoomMaker::Retained(const SegmentId& id) const {
 // Headroom is made only when puts came since the last time: an idle store keeps its data, even when
 // others fill the disk.
 Status RoomMaker::MakeHeadroom() {
-  if (!wanted_room_.exchange(false)) return {};
-  std::lock_guard evicting(eviction_mutex_);
-  PREFIXD_ASSIGN(SpaceAccount::Headroom missing, parts_.space.MissingHeadroom());
-  if (!WhyFutile().empty()) missing.disk = 0;
-  const uint64_t total = std::max(missing.store, missing.disk);
-  if (total == 0 && missing.tenants.empty()) return {};
+  PREFIXD_ASSIGN(const CallLock evicting, CallLock::Take(eviction_mutex_));
+  if (wanted_room_.empty()) return {};
+  const auto wanted = std::exchange(wanted_room_, {});
+  stuck_.clear();
+  PREFIXD_ASSIGN(SpaceAccount::Headroom headroom, parts_.space.MissingHeadroom());
+  if (!WhyFutile().empty()) headroom.disk = {};
+  std::erase_if(headroom.tenants, [&](const auto& own) { return !wanted.contains(own.first); });
+  const uint64_t total = std::max(headroom.store.missing, headroom.disk.missing);
+  if (total == 0 && headroom.tenants.empty()) return {};
   EvictionPlan plan = NewPlan();
-  // A limit that no eviction can satisfy does not justify emptying the cache.
-  const auto reach = [&plan](uint64_t bytes, const std::string* tenant) {
+  const auto reach = [&plan](uint64_t bytes, uint64_t at_most, const std::string* tenant) {
     EvictionPlan further = plan;
-    if (further.Free(bytes, tenant)) plan = std::move(further);
+    if (!further.Free(bytes, tenant) || further.freed() - plan.freed() > at_most) return;
+    plan = std::move(further);
   };
-  for (const auto& [tenant, bytes] : missing.tenants) reach(bytes, &tenant);
+  for (const auto& [tenant, own] : headroom.tenants) reach(own.missing, own.at_most, &tenant);
   const size_t for_quota = plan.victims().size();
-  if (total > plan.freed()) reach(total - plan.freed(), nullptr);
+  if (total > plan.freed()) {
+    reach(total - plan.freed(), std::max(headroom.store.at_most, headroom.disk.at_most), nullptr);
+  }
   const std::span<const EvictionNode> victims = plan.victims();
-  Evict(victims.first(std::min(victims.size(), kMaxSweptSegments)), for_quota,
-        "so that the next puts need not wait");
+  PREFIXD_TRY(Evict(victims.first(std::min(victims.size(), kMaxSweptSegments)), for_quota,
+                    "so that the next puts need not wait"));
   if (victims.size() > kMaxSweptSegments) {
-    wanted_room_ = true;
-  } else if (missing.disk > 0 && !victims.empty()) {
+    wanted_room_ = wanted;
+  } else if (headroom.disk.missing > 0 && !victims.empty()) {
     PREFIXD_ASSIGN(const SpaceAccount::Headroom left, parts_.space.MissingHeadroom());
-    NoteFreed(missing.disk, left.disk);
+    NoteFreed(headroom.disk.missing, left.disk.missing);
   }
   return {};
 }

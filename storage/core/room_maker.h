@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "storage/catalog/eviction.h"
 #include "storage/catalog/prefix_tree.h"
 #include "storage/core/segment_removal.h"
@@ -47,7 +49,8 @@ class RoomMaker {
   // snapshot of the file system keeps it): after that nothing is evicted for the disk's sake for a
   // minute.
   Result<SpaceReservation> Reserve(const std::string& tenant, uint64_t bytes, Room room);
-  // Evicts a little ahead of the puts, if there were any.
+  // Evicts a little ahead of the puts, if there were any: for their tenants' quotas, the store's
+  // and the disk. Nothing goes that is large beside what is missing.
   Status MakeHeadroom();
   // Lists every tenant with bytes, a quota or evictions.
   std::vector<TenantUsage> Tenants() const;
@@ -59,19 +62,20 @@ class RoomMaker {
   // Notes what is still short on the disk after an eviction for `before` bytes of it. REQUIRES
   // eviction_mutex_.
   void NoteFreed(uint64_t before, uint64_t after);
-  // Returns false and evicts nothing when everything that may go frees too little. REQUIRES
-  // eviction_mutex_, as Evict does.
-  bool EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
+  // Returns false and evicts nothing when everything that may go frees too little; CheckCall's
+  // error when it was ended early. REQUIRES eviction_mutex_, as Evict does.
+  Result<bool> EvictFor(const std::string& tenant, const SpaceShortage& shortage, const char* why);
   // `for_quota`: so many of the first go for their tenant's quota.
-  void Evict(std::span<const EvictionNode> victims, size_t for_quota, const char* why);
+  Status Evict(std::span<const EvictionNode> victims, size_t for_quota, const char* why);
   RemovalCause CauseOf(const EvictionNode& victim, bool for_quota, const char* why) const;
   bool Retained(const SegmentId& id) const;
 
   const Parts parts_;
-  std::mutex eviction_mutex_;
-  std::atomic<bool> wanted_room_{false};
+  CallMutex eviction_mutex_;
   // Guarded by eviction_mutex_.
-  int in_vain_ = 0;  // evictions in a row that freed nothing
+  std::set<std::string, std::less<>> wanted_room_;  // whose puts came since the last headroom
+  std::map<SegmentId, Error> stuck_;                // what could not be evicted, in this call
+  int in_vain_ = 0;                                 // evictions in a row that freed nothing
   std::chrono::steady_clock::time_point futile_until_{};
   struct EvictionCount {
     uint64_t segments = 0, bytes = 0;

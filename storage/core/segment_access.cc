@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "storage/catalog/store_dir.h"
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -105,7 +105,7 @@ void SegmentAccess::LiftQuarantine(const SegmentId& id) {
 }
 
 void SegmentAccess::Touch(const SegmentId& id) {
-  const int64_t now = parts_.options.clock ? parts_.options.clock() : NowUnixMs();
+  const int64_t now = parts_.options.Now();
   for (const PrefixTree::Use& use : parts_.tree.Touch(id, now, kTouchStepMs)) {
     Status saved = parts_.catalog.SetLastUsed(use.id, now, use.heat);
     if (!saved.ok()) return LogWarning(saved.error().message);

@@ -1,10 +1,10 @@
 #include "storage/core/segment_removal.h"
 
 #include "storage/catalog/store_dir.h"
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

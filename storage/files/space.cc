@@ -42,6 +42,15 @@ void SpaceReservation::Release() {
   account_ = nullptr;
 }
 
+void SpaceReservation::Settle(const std::function<void()>& count) {
+  if (account_ == nullptr) return count();
+  Allocated();
+  std::lock_guard lock(account_->mutex_);
+  count();
+  account_->reserved_.Subtract(tenant_, bytes_);
+  account_ = nullptr;
+}
+
 void SpaceReservation::Keep() {
   Allocated();
   account_ = nullptr;
@@ -119,20 +128,22 @@ Error SpaceAccount::Refusal(const std::string& tenant, uint64_t bytes,
 
 Result<SpaceAccount::Headroom> SpaceAccount::MissingHeadroom() const {
   std::lock_guard lock(mutex_);
-  Headroom missing;
+  Headroom headroom;
   const TenantBytes taken = Taken();
-  const auto beyond = [](uint64_t used, uint64_t quota) {
-    return quota == 0 ? 0 : Excess(used, quota - quota / kHeadroomParts);
+  const auto of_quota = [](uint64_t used, uint64_t quota) {
+    const uint64_t ready = quota / kHeadroomParts;
+    if (quota == 0) return Headroom::Part{};
+    return Headroom::Part{Excess(used + ready, quota), Excess(used, quota) + 2 * ready};
   };
   PREFIXD_ASSIGN(const uint64_t free, FreeForPuts());
-  missing.store = beyond(taken.total(), options_.quota_bytes);
-  missing.disk = Excess(taken.total() / kHeadroomParts, free);
+  headroom.store = of_quota(taken.total(), options_.quota_bytes);
+  const uint64_t ready = taken.total() / kHeadroomParts;
+  headroom.disk = {Excess(ready, free), 2 * ready};
   for (const auto& [tenant, bytes] : taken.by_tenant()) {
-    if (const uint64_t over = beyond(bytes, QuotaOf(tenant)); over > 0) {
-      missing.tenants[tenant] = over;
-    }
+    const Headroom::Part own = of_quota(bytes, QuotaOf(tenant));
+    if (own.missing > 0) headroom.tenants[tenant] = own;
   }
-  return missing;
+  return headroom;
 }
 
 std::vector<TenantUsage> SpaceAccount::Usage() const {

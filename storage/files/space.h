@@ -5,11 +5,12 @@
 // nothing). Catalog and ballast do not count; they stay below a few dozen MiB.
 //
 // Thread-safety: all methods may be called concurrently. Locks are taken in the order account,
-// tree, blobs; a reservation is released after its bytes are in the tree, so that at every moment a
-// put counts at least once.
+// tree, blobs; a reservation is settled as its bytes come into the tree, so that at every moment a
+// put counts once.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -39,6 +40,9 @@ class SpaceReservation {
   // now.
   void Allocated();
   void Release();
+  // Gives the bytes back as `count` has the tree count them, under the account's lock. An exception
+  // of `count` leaves the promise as it was.
+  void Settle(const std::function<void()>& count);
   // Keeps the bytes counted until the store is closed, because the data may or may not have been
   // committed.
   void Keep();
@@ -73,8 +77,14 @@ class SpaceAccount {
   // Headroom is the room still missing to keep some ready (a 32nd of each quota, and of the bytes
   // stored on the disk), so that puts need not wait for an eviction.
   struct Headroom {
-    uint64_t store = 0, disk = 0;  // missing in the whole store, and on its disk
-    std::map<std::string, uint64_t> tenants;
+    struct Part {
+      uint64_t missing = 0;
+      // What may go for it: what is above the quota, and twice the 32nd. A prompt that is larger is
+      // worth more than the wait of a put.
+      uint64_t at_most = 0;
+    };
+    Part store, disk;  // in the whole store, and on its disk
+    std::map<std::string, Part> tenants;
   };
   Result<Headroom> MissingHeadroom() const;
 

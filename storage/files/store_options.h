@@ -16,6 +16,7 @@
 #include "prefixd/options.h"
 #include "storage/crypt/cipher.h"
 #include "storage/io/io_engine.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 
@@ -50,6 +51,7 @@ struct StoreOptions {
   // The clock by which uses grow old (Unix time in milliseconds), for a day of requests that is
   // replayed in minutes. Null: the system's.
   std::function<int64_t()> clock;
+  int64_t Now() const { return clock ? clock() : NowUnixMs(); }  // by that clock
   uint64_t max_inflight_bytes = 16ull << 20;
   uint32_t max_inflight_ops = 64;
   // Pages this close that single rows need are read with one operation, and the pages between are

@@ -38,6 +38,7 @@ struct PageWindow::Flight {
   uint64_t bytes = 0;                       // bytes of all operations
   AlignedBuffer scratch;
   std::vector<IoOp> ops;
+  IoOp alone;  // of ReadWithoutGaps
   IoBatch batch;
 };
 
@@ -74,11 +75,27 @@ Status PageWindow::Finish() {
     if (CheckComplete(op, "").ok()) continue;
     if (op.result == -ETIMEDOUT) return TimedOut();
     op.result = 0;
-    PREFIXD_TRY(Again(op));
+    const Status again = Again(op);
+    if (!again.ok() && again.error().code != Code::kIo) return again;
+    if (!again.ok()) PREFIXD_TRY(ReadWithoutGaps(op));
   }
   services_.bytes_read->fetch_add(bytes(), std::memory_order_relaxed);
   for (size_t i = 0; i < pages().size(); ++i) {
     if (!Verify(i)) PREFIXD_TRY(ReadAgain(i));
+  }
+  return {};
+}
+
+// The page that the disk cannot read may be one that nobody asked for.
+Status PageWindow::ReadWithoutGaps(const IoOp& failed) {
+  const auto* begin = static_cast<const std::byte*>(failed.iov.front().iov_base);
+  const auto first = static_cast<size_t>(begin - flight_->scratch.data()) / kPageBytes;
+  const size_t end = first + failed.length() / kPageBytes;
+  for (size_t i = 0; i < pages().size(); ++i) {
+    const uint32_t slot = flight_->slots[i];
+    if (slot < first || slot >= end) continue;
+    flight_->alone = ReadOp(pages()[i], slot, 1);
+    PREFIXD_TRY(Again(flight_->alone));
   }
   return {};
 }

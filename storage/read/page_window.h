@@ -61,6 +61,8 @@ class PageWindow {
   Status Await();
   bool Stopped();  // while waiting: true once `stop` was set
   Status Again(IoOp& op);
+  // Reads the pages of an operation that failed, one by one.
+  Status ReadWithoutGaps(const IoOp& failed);
   Status ReadAgain(size_t i);
   Error TimedOut() const;
 

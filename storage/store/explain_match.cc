@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/call_scope.h"
-#include "storage/core/unix_time.h"
+#include "storage/segment/unix_time.h"
 #include "storage/store/store_match.h"
 
 namespace prefixd::storage {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "storage/core/unix_time.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 

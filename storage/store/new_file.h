@@ -39,7 +39,8 @@ template <typename InTree>
 Status SwapIn(StoreCore& core, NewFile& file, SequenceTicket& sequence, const CatalogChange& change,
               InTree in_tree) {
   bool asked = false;
-  Status swapped = in_tree([&] {
+  Status swapped = in_tree([&]() -> Status {
+    PREFIXD_TRY(core.catalog->MayApply());
     asked = true;
     return core.catalog->Apply(change);
   });

@@ -4,9 +4,9 @@
 
 #include "base/check.h"
 #include "prefixd/row_ref.h"
-#include "storage/core/unix_time.h"
 #include "storage/read/gather_plan.h"
 #include "storage/read/row_scan.h"
+#include "storage/segment/unix_time.h"
 #include "storage/store/row_request.h"
 
 namespace prefixd::storage {

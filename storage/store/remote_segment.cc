@@ -7,9 +7,9 @@
 
 #include "storage/catalog/segment_inspect.h"
 #include "storage/catalog/store_dir.h"
-#include "storage/core/unix_time.h"
 #include "storage/io/errors.h"
 #include "storage/segment/hex.h"
+#include "storage/segment/unix_time.h"
 #include "storage/store/open_prefix.h"
 
 namespace prefixd::storage {
@@ -237,14 +237,18 @@ Status PullSegment(StoreCore& core, const RemoteSegment& source, const RemoteTie
       CatalogChange change;
       change.put.push_back({record, std::move(hashes)});
       // After a failed commit the file stays: recovery knows which files the catalog names.
-      if (Status committed = core.catalog->Apply(change); !committed.ok()) {
-        space.Keep();
-        sequence.LeaveOpen();
-        return committed;
+      written = core.catalog->MayApply();
+      if (written.ok()) {
+        if (Status committed = core.catalog->Apply(change); !committed.ok()) {
+          space.Keep();
+          sequence.LeaveOpen();
+          return committed;
+        }
+        space.Settle([&] {
+          core.tree.Insert({{record, "", core.options.Now(), 1, NowUnixMs()}, scope.id});
+        });
+        return {};
       }
-      const int64_t now = NowUnixMs();
-      core.tree.Insert({{record, "", now, 0, now}, scope.id});
-      return {};
     }
   }
   if (Status removed = RemoveFile(path); !removed.ok()) LogWarning(removed.error().message);

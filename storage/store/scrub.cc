@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "storage/core/unix_time.h"
 #include "storage/io/errors.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace {

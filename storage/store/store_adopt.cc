@@ -139,7 +139,7 @@ class Adopter {
     for (const SegmentId& id : replaced) {
       PREFIXD_TRY(core_.tree.Erase(id, [] { return Status(); }));
     }
-    core_.tree.Insert({{record, "", record.created_unix_ms, 0, record.created_unix_ms}, scope.id});
+    core_.tree.Insert({{record, "", record.created_unix_ms, 1, record.created_unix_ms}, scope.id});
     for (const AliasRecord& alias : change.put_aliases) core_.tree.InsertAlias(alias);
     return Fate::kAdopted;
   }

@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "storage/core/unix_time.h"
+#include "storage/io/errors.h"
 #include "storage/segment/stored_part.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace {
@@ -69,6 +70,8 @@ class Matcher {
   }
 
   const Match& best() const { return best_; }
+  // Returns whether the disk could not read something since the last call.
+  bool TakeUnreadable() { return std::exchange(unreadable_, false); }
   // Returns whether no match of at most `n` tokens is better.
   bool Beats(uint32_t n) const {
     return best_.n_tokens > n ||
@@ -76,10 +79,14 @@ class Matcher {
   }
 
  private:
-  // A damaged segment is a miss; the caller learns of any other error (the disk does not answer).
-  static Status Skip(const Error& error) {
+  // A damaged segment is a miss, and so is one that the disk cannot read: its prompts can be stored
+  // anew. The caller learns of any other error, such as that the disk does not answer.
+  Status Skip(const Error& error) {
     if (error.code == Code::kCorrupt) return {};
-    return error;
+    if (error.code != Code::kIo) return error;
+    unreadable_ = true;
+    LogWarning("a stored prompt is passed over: " + error.message);
+    return {};
   }
 
   StoreCore& core_;
@@ -87,6 +94,7 @@ class Matcher {
   const Acceptance accept_;
   const int64_t now_unix_ms_;
   Match best_;
+  bool unreadable_ = false;
 };
 
 }  // namespace
@@ -97,7 +105,7 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
   if (tokens.empty()) return Match{};
   const int64_t now = NowUnixMs();
   // A compressed segment holds each of its blocks and serves whole alone: those that did not are
-  // left out, or there would be a round for each block.
+  // left out, or there would be a round for each block. So are those that the disk cannot read.
   std::set<SegmentId> in_vain;
   const auto usable_holders = [&](size_t count) -> Result<std::vector<SegmentId>> {
     PREFIXD_ASSIGN(std::vector<SegmentId> ids, core.catalog->FindBlock(hashes[count - 1]));
@@ -140,6 +148,7 @@ Result<Match> FindLongest(StoreCore& core, const RequestScope& scope,
     }
     for (const SegmentId& id : candidates) {
       PREFIXD_TRY(matcher.Consider(id, static_cast<uint32_t>(low * block)));
+      if (matcher.TakeUnreadable()) in_vain.insert(id);
     }
     if (matcher.best().n_tokens > 0) return matcher.best();
     for (const SegmentId& id : candidates) {

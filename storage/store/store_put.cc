@@ -6,34 +6,19 @@
 #include "base/capture_errors.h"
 #include "base/session_arguments.h"
 #include "storage/catalog/segment_inspect.h"
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
 #include "storage/segment/row_encoding.h"
 #include "storage/segment/segment_file_writer.h"
+#include "storage/segment/unix_time.h"
+#include "storage/store/put_plan.h"
 #include "storage/store/store_match.h"
 
 namespace prefixd::storage {
 namespace {
 
-constexpr size_t kMaxLabelBytes = 4096;
 constexpr int kMatchAttempts = 16;
-constexpr uint64_t kMaxTtlMs = 1000ull * 365 * 24 * 3600 * 1000;
-
-// A PutPlan describes a put; it is fixed at BeginPut.
-struct PutPlan {
-  RequestScope scope;
-  std::vector<uint32_t> tokens;  // the whole prompt
-  std::vector<BlockHash> hashes;
-  std::string label;
-  PutOptions options;
-  Lineage lineage{};  // of the rows that this put stores
-  Match match;
-  ChainPin pin;  // pins the segment that the new one continues
-  ModelHold model;
-  OpenPuts::Entry open;  // until the put has ended
-};
 
 class PutWriter final : public SegmentWriter {
  public:
@@ -163,9 +148,13 @@ class PutWriter final : public SegmentWriter {
     CrashPoint("put.sealed");
     core_->counters.bytes_written += file_->bytes_written();
     PREFIXD_ASSIGN(const Match stored, Publish(sequence));
-    if (stored.n_tokens == 0) return Finish(id_);
-    plan_.match = stored;  // nothing is new any more
-    return FinishStored(stored);
+    if (stored.n_tokens > 0) {
+      plan_.match = stored;  // nothing is new any more
+      return FinishStored(stored);
+    }
+    if (!plan_.pin.empty()) core_->segments->Touch(plan_.match.id);
+    Finish();
+    return id_;
   }
 
   void Abort() override {
@@ -218,6 +207,10 @@ class PutWriter final : public SegmentWriter {
       const uint64_t seen = core_->tree.Inserted(plan_.scope.id);
       auto existing = FindLongest(*core_, plan_.scope, plan_.hashes, plan_.tokens, accept);
       if (existing.ok() && existing->n_tokens == plan_.tokens.size()) {
+        // Held before this one goes: it may be evicted, removed or expire at any time.
+        auto held = core_->tree.Pin(existing->id);
+        if (!held.ok()) continue;
+        plan_.pin = std::move(*held);
         file_->Discard();
         return existing;
       }
@@ -228,8 +221,24 @@ class PutWriter final : public SegmentWriter {
     }
   }
 
+  // Refuses a commit of which nothing is written yet: the put ends, and leaves nothing.
+  Status CheckCommit() {
+    Status may = core_->catalog->MayApply();
+    if (may.ok() && !plan_.pin.empty()) {
+      const auto sound = core_->tree.Pin(plan_.match.id);
+      if (!sound.ok()) {
+        may = Error{sound.error().code, sound.error().message +
+                                            "; what this prompt continues was lost while it was "
+                                            "put: put it again"};
+      }
+    }
+    if (!may.ok()) Abort();
+    return may;
+  }
+
   // This is the commit point: after it the prefix is durable and visible. REQUIRES commit_mutex.
   Status MakeVisible(SequenceTicket& sequence) {
+    PREFIXD_TRY(CheckCommit());
     SegmentRecord record;
     record.id = id_;
     record.file = id_.bytes;
@@ -256,8 +265,11 @@ class PutWriter final : public SegmentWriter {
     const Status committed = CaptureErrors([&]() -> Status {
       PREFIXD_TRY(core_->catalog->Apply(change));
       CrashPoint("put.committed");
-      core_->tree.Insert(
-          {{record, "", record.created_unix_ms, 0, record.created_unix_ms}, plan_.scope.id});
+      // The put is its first use: without one it would be the next to be evicted.
+      space_.Settle([&] {
+        core_->tree.Insert(
+            {{record, "", core_->options.Now(), 1, record.created_unix_ms}, plan_.scope.id});
+      });
       return {};
     });
     if (!committed.ok()) {
@@ -270,7 +282,6 @@ class PutWriter final : public SegmentWriter {
       Release();
       return committed;
     }
-    space_.Release();  // the tree counts it from here on
     record_memory_.Release();
     core_->counters.puts++;
     return {};
@@ -292,7 +303,8 @@ class PutWriter final : public SegmentWriter {
       Abort();
       return kept.error();
     }
-    Finish(match.id);
+    core_->segments->Touch(match.id);
+    Finish();
     return name;
   }
 
@@ -303,11 +315,9 @@ class PutWriter final : public SegmentWriter {
     return ttl == 0 ? 0 : NowUnixMs() + ttl;
   }
 
-  SegmentId Finish(const SegmentId& segment) {
+  void Finish() {
     done_ = true;
-    core_->segments->Touch(segment);
     Release();
-    return segment;
   }
 
   void Release() {
@@ -330,73 +340,13 @@ class PutWriter final : public SegmentWriter {
   bool done_ = false;
 };
 
-// Matches and pins the match; tries again when a removal or a compression comes between.
-Status MatchAndPin(StoreCore& core, PutPlan& plan) {
-  for (int attempt = 0; attempt < kMatchAttempts; ++attempt) {
-    PREFIXD_ASSIGN(plan.match,
-                   FindLongest(core, plan.scope, plan.hashes, plan.tokens, plan.options.accept));
-    // A few common tokens (BOS, a chat header) must not chain unrelated prompts to one another: the
-    // first could never be removed, and damage to it would take all of them away.
-    if (plan.match.n_tokens < core.catalog->meta().block_tokens &&
-        plan.match.n_tokens < plan.tokens.size()) {
-      plan.match = {};
-    }
-    if (plan.match.n_tokens == 0) return {};
-    auto pin = core.tree.Pin(plan.match.id);
-    if (!pin.ok()) continue;
-    // Compressing may have come between.
-    const auto taken = [&](const SegmentRecord& segment) {
-      return plan.options.accept.TakesSegment(segment);
-    };
-    if (std::ranges::all_of(pin->chain(), taken)) {
-      plan.pin = std::move(*pin);
-      return {};
-    }
-  }
-  return Error{Code::kUnavailable, "the stored prefix keeps changing; try again"};
-}
-
-// Matches, as MatchAndPin does, and enters the put among those under way; waits for one that stores
-// the same blocks, as far as the options say.
-Status MatchAmongPuts(StoreCore& core, PutPlan& plan) {
-  const auto until = OpenPuts::Clock::now() + std::chrono::milliseconds(plan.options.wait_ms);
-  const uint32_t block = core.catalog->meta().block_tokens;
-  while (true) {
-    const uint64_t seen = core.open_puts.ended();
-    PREFIXD_TRY(MatchAndPin(core, plan));
-    PREFIXD_ASSIGN(auto entry, core.open_puts.Enter(plan.hashes, plan.match.n_tokens / block, seen,
-                                                    until, plan.options.alone));
-    if (entry) {
-      plan.open = *std::move(entry);
-      return {};
-    }
-    plan.pin.Release();
-  }
-}
-
 }  // namespace
 
 Result<std::unique_ptr<SegmentWriter>> BeginPut(std::shared_ptr<StoreCore> core,
                                                 std::string_view model, std::string_view tenant,
                                                 std::span<const uint32_t> tokens,
                                                 std::string_view label, const PutOptions& options) {
-  if (tokens.empty()) return InvalidArgument("a prefix needs at least one token");
-  if (tokens.size() > 1u << 31) return InvalidArgument("a prefix has at most 2^31 tokens");
-  if (label.size() > kMaxLabelBytes) return InvalidArgument("a label has at most 4096 bytes");
-  if (options.ttl_ms > kMaxTtlMs) return InvalidArgument("a prefix lives at most 1000 years");
-  PutPlan plan;
-  plan.options = options;
-  PREFIXD_ASSIGN(plan.model, core->models->Hold(model));
-  PREFIXD_ASSIGN(plan.scope, core->models->Resolve(model, tenant));
-  plan.tokens.assign(tokens.begin(), tokens.end());
-  plan.hashes = core->HashesOf(plan.scope.model.fingerprint, tenant, tokens);
-  plan.label = label;
-  PREFIXD_TRY(MatchAmongPuts(*core, plan));
-  if (!plan.pin.empty()) plan.lineage = plan.pin.chain().back().lineage;
-  if (plan.lineage == Lineage{} && options.derived) {
-    plan.lineage = options.accept.lineage;
-    if (plan.lineage == Lineage{}) RandomBytes(plan.lineage);
-  }
+  PREFIXD_ASSIGN(PutPlan plan, PlanPut(*core, model, tenant, tokens, label, options));
   auto writer = std::make_unique<PutWriter>(std::move(core), std::move(plan));
   PREFIXD_TRY(writer->Start());
   return std::unique_ptr<SegmentWriter>(std::move(writer));

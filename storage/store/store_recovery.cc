@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "storage/core/unix_time.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
 #include "storage/io/file.h"
 #include "storage/io/together.h"
+#include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
 namespace fs = std::filesystem;
@@ -59,6 +59,8 @@ class Recovery {
     for (CatalogSegment& segment : segments) {
       log_.Note(loaded++, segments.size(), "records loaded");
       if (segment.verified_unix_ms > now + kClockSlackMs) segment.verified_unix_ms = kUnknownTimeMs;
+      int64_t& used = segment.last_used_unix_ms;
+      if (used > now + kClockSlackMs) used = std::min(segment.record.created_unix_ms, now);
       core_.tree.Insert({segment, core_.models->ScopeOf(segment.record),
                          core_.segments->CheckRelations(segment.record).ok()});
       core_.catalog->sequences().Saw(segment.record.sequence);

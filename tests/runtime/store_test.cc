@@ -258,6 +258,20 @@ TEST_F(StoreTest, LifetimeIsKeptAndTheSweepRemovesWhatExpired) {
   EXPECT_EQ(store_->Stats().value().tenants[0].bytes, store_->Stats().value().bytes_on_disk);
 }
 
+TEST_F(StoreTest, WhatHasExpiredIsNotFoundThoughASessionHoldsIt) {
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, 400, 23);
+  const std::string id = PutReady(prompt);
+  StepPolicy policy;
+  policy.k = 5;
+  const auto holds = store_->Attach({"tiny", "", {}, id, 0, policy});
+  ASSERT_OK(holds);
+  ASSERT_OK(store_->SetLifetime(id, {std::nullopt, 1}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  EXPECT_CODE(store_->Attach({"tiny", "", {}, id, 0, policy}), Code::kNotFound);
+  EXPECT_CODE(store_->Attach({"tiny", "", {}, id, 300, policy}), Code::kNotFound);
+}
+
 TEST_F(StoreTest, AFullStoreEvictsWhatIsUsedTheLeast) {
   Open();
   const auto used = MakePrompt(spec_.geometry, 100, 31), idle = MakePrompt(spec_.geometry, 100, 32);

@@ -1,6 +1,7 @@
 // Wraps the catalog of an open store, so that its writes can be made to fail.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -19,6 +20,8 @@ class FailingCatalog : public Catalog {
   explicit FailingCatalog(std::unique_ptr<Catalog> inner) : inner_(std::move(inner)) {}
 
   bool fail_commit = false, fail_remove = false;
+  bool refuse = false;  // before anything is written
+  std::optional<SegmentId> cannot_remove;
 
   const CatalogMeta& meta() const override { return inner_->meta(); }
   Status PutModel(const ModelRecord& model) override { return inner_->PutModel(model); }
@@ -26,6 +29,9 @@ class FailingCatalog : public Catalog {
   Status RemoveModel(std::string_view name) override { return inner_->RemoveModel(name); }
   Status Apply(const CatalogChange& change) override {
     if (fail_commit && !change.put.empty()) return Error{Code::kIo, "no answer to the commit"};
+    if (cannot_remove && std::ranges::count(change.remove, *cannot_remove) > 0) {
+      return Error{Code::kCorrupt, "its hashes do not read"};
+    }
     if (fail_remove && !change.remove.empty()) return Error{Code::kIo, "no answer to the removal"};
     return inner_->Apply(change);
   }
@@ -48,6 +54,10 @@ class FailingCatalog : public Catalog {
   }
   Result<std::vector<AliasRecord>> LoadAliases() const override { return inner_->LoadAliases(); }
   Status CopyTo(const std::filesystem::path& dir) const override { return inner_->CopyTo(dir); }
+  Status MayApply() override {
+    if (refuse) return Error{Code::kResourceExhausted, "nothing was changed"};
+    return inner_->MayApply();
+  }
   Status NoteGone(const GoneRecord& record) override { return inner_->NoteGone(record); }
   Result<std::optional<GoneRecord>> FindGone(std::string_view tenant,
                                              const BlockHash& block) const override {

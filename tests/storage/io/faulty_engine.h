@@ -46,6 +46,9 @@ struct FaultPlan {
   std::atomic<uint64_t> first{0};       // 0: no faults
   std::atomic<uint64_t> counted{0}, injected{0};
   std::atomic<uint64_t> bytes{0};  // of the counted operations
+  // A place, in bytes of a file, that no read gets past with EIO: a bad sector in every file.
+  // Below 0: none. Reads of it are not counted.
+  std::atomic<int64_t> bad_sector{-1};
 };
 
 class FaultyEngine final : public IoEngine {
@@ -59,6 +62,12 @@ class FaultyEngine final : public IoEngine {
   void Submit(std::span<IoOp> ops, IoBatch& batch) override {
     batch.Add(1);  // keeps the batch open until all of it is submitted
     for (IoOp& op : ops) {
+      if (OnBadSector(op)) {
+        batch.Add(1);
+        op.result = -EIO;
+        batch.Complete(1);
+        continue;
+      }
       if (!Hit(op)) {
         inner_->Submit({&op, 1}, batch);
         continue;
@@ -99,6 +108,13 @@ class FaultyEngine final : public IoEngine {
   }
 
  private:
+  bool OnBadSector(const IoOp& op) const {
+    const int64_t bad = plan_->bad_sector;
+    const auto begin = static_cast<int64_t>(op.offset);
+    return op.kind == IoKind::kRead && bad >= begin &&
+           bad < begin + static_cast<int64_t>(op.length());
+  }
+
   bool Hit(const IoOp& op) {
     if (plan_->fault == Fault::kSync && op.kind != IoKind::kDataSync) return false;
     if (plan_->reads_only && op.kind != IoKind::kRead) return false;

@@ -83,6 +83,15 @@ TEST_F(PageGapTest, WhatLiesBetweenIsNeitherJudgedNorKept) {
   EXPECT_CODE(prefix_->ReadRows(0, 0, std::vector<uint32_t>{11}, row, nullptr), Code::kCorrupt);
 }
 
+TEST_F(PageGapTest, ABadSectorBetweenFailsNothing) {
+  Open(2);
+  plan_->bad_sector = int64_t{1 + 11} * kPageBytes + 7;  // in the page of token 11
+  Read(std::vector<uint32_t>{10, 12, 30});
+  std::vector<std::byte> row(4096);
+  EXPECT_CODE(prefix_->ReadRows(0, 0, std::vector<uint32_t>{11}, row, nullptr), Code::kIo);
+  EXPECT_FALSE(store_->GetPrefix(id_)->quarantined);
+}
+
 TEST_F(PageGapTest, ADamagedPageAmongOthersIsReadAgainAlone) {
   Open(2);
   plan_->Arm(Fault::kFlip, 1, false);  // the middle of the first operation's bytes

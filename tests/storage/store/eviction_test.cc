@@ -6,6 +6,7 @@
 
 #include "storage/catalog/catalog.h"
 #include "storage/catalog/prefix_tree.h"
+#include "storage/catalog/use_history.h"
 #include "tests/storage/store_fixture.h"
 
 namespace prefixd::storage {
@@ -52,11 +53,11 @@ TEST(EvictionTest, ScoreIsRecentUsesTimesCostPerByteAndFallsWithIdleTime) {
   EvictionNode large = Node(3, 1, 200);
   EXPECT_LT(large.score(), early.score());
   // Four times as long without a use is a sixteenth of the score, of seconds as of days.
-  EXPECT_NEAR(EvictionScore(1, 399'000, {0, 100}, 100) / EvictionScore(1, 99'000, {0, 100}, 100),
+  EXPECT_NEAR(EvictionScore(1, 370'000, {0, 100}, 100) / EvictionScore(1, 70'000, {0, 100}, 100),
               1.0 / 16, 1e-9);
   EXPECT_NEAR(
       EvictionScore(16, 40 * kDay, {0, 100}, 100) / EvictionScore(1, 10 * kDay, {0, 100}, 100), 1,
-      1e-5);
+      1e-3);
   EXPECT_EQ(EvictionScore(1, -5000, {0, 100}, 100), EvictionScore(1, 0, {0, 100}, 100));
 }
 
@@ -183,6 +184,69 @@ TEST_F(UseCountTest, AUseCountsForAllOfTheChainAndHalvesInADay) {
   EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 3}, {2, 1.5}, {3, 1.5}}));
   tree_.Touch(Id(9), kStart, kStep);  // an unknown segment: nothing happens
   EXPECT_EQ(Heat(kStart + kDay), (Heats{{1, 3}, {2, 1.5}, {3, 1.5}}));
+}
+
+TEST_F(UseCountTest, WhatComesBackWasUsedBefore) {
+  const auto erase = [&](uint8_t n) { ASSERT_OK(tree_.Erase(Id(n), [] { return Status(); })); };
+  const auto with_lead = [](uint8_t n, uint8_t parent, TokenRange tokens, uint32_t token) {
+    CatalogSegment s = Segment(n, parent, tokens);
+    s.record.first_token = token;
+    if (parent == 0) s.record.lead = {token, 2, 3};
+    return s;
+  };
+  tree_.Insert({with_lead(11, 0, {0, 100}, 7)});
+  tree_.Insert({with_lead(12, 11, {100, 200}, 8)});
+  for (int i = 0; i < 3; ++i) tree_.Touch(Id(12), kStart, kStep);
+  erase(12);
+  erase(11);
+  // The same tokens under other ids, in another order, and others beside them.
+  tree_.Insert({with_lead(21, 0, {0, 100}, 9)});
+  tree_.Insert({with_lead(22, 0, {0, 90}, 7)});
+  tree_.Insert({with_lead(23, 22, {100, 150}, 9)});
+  CatalogSegment later = with_lead(24, 22, {100, 150}, 8);
+  later.last_used_unix_ms = kStart + kDay;
+  tree_.Insert({later});
+  const Heats heat = Heat(kStart);
+  EXPECT_EQ(heat.at(21), 1);
+  EXPECT_EQ(heat.at(22), 1 + 4);
+  EXPECT_EQ(heat.at(23), 1);
+  EXPECT_EQ(Heat(kStart + kDay).at(24), 1 + 2);  // half of four
+  erase(23);
+  erase(24);
+  erase(22);
+  tree_.Insert({with_lead(32, 0, {0, 90}, 7)});
+  EXPECT_EQ(Heat(kStart).at(32), 1 + 5);  // once: it had been taken out
+}
+
+TEST_F(UseCountTest, OfASetOfTheHistoryTheLeastUsedGiveWay) {
+  UseHistory history;
+  const auto key = [](uint64_t n) { return 5 + n * UseHistory::kSets; };
+  for (uint64_t n = 0; n < UseHistory::kWays; ++n) {
+    history.Remember(key(n), {float(2 + n), kStart});
+  }
+  history.Remember(key(100), {1, kStart});  // less than each of them
+  EXPECT_FALSE(history.Recall(key(100)));
+  history.Remember(key(100), {2.5f, kStart});  // more than one of them
+  EXPECT_FALSE(history.Recall(key(0)));
+  history.Remember(key(101), {2.4f, kStart + 2 * kDay});  // uses of old count a quarter
+  EXPECT_FALSE(history.Recall(key(100)));
+  EXPECT_EQ(history.Recall(key(101)).value().heat, 2.4f);
+  EXPECT_FALSE(history.Recall(key(101)));
+  for (uint64_t n = 1; n < UseHistory::kWays; ++n) {
+    EXPECT_EQ(history.Recall(key(n)).value().heat, float(2 + n));
+  }
+}
+
+TEST_F(UseCountTest, AClockThatWasAheadIsForgotten) {
+  tree_.Touch(Id(2), kStart + 365 * kDay, kStep);
+  const auto idle = [&](int64_t now) {
+    std::map<uint8_t, int64_t> out;
+    for (const EvictionNode& n : tree_.EvictionNodes(now)) out[n.id.bytes[0]] = n.idle_ms;
+    return out;
+  };
+  EXPECT_EQ(idle(kStart + kDay)[2], 364 * kDay);
+  EXPECT_EQ(tree_.Touch(Id(2), kStart + kDay, kStep).size(), 2u);  // worth writing down
+  EXPECT_EQ(idle(kStart + kDay + 5)[2], 5);
 }
 
 TEST_F(UseCountTest, UsesAreWrittenDownNowAndThenAndAsTheyAre) {

@@ -288,18 +288,42 @@ TEST_F(LimitsTest, NamesOfACompactedSegmentKeepTheirOwnTerms) {
 
 TEST_F(LimitsTest, TheSweepKeepsHeadroomForPutsThatCame) {
   const uint64_t one = PromptBytes();
-  options_.quota_bytes = 4 * one;
+  options_.quota_bytes = 32 * one;
   Open();
-  for (uint32_t i = 1; i <= 4; ++i) Stored(Prompt(i));
+  for (uint32_t i = 1; i <= 32; ++i) Stored(Prompt(i));
   EXPECT_EQ(store_->stats().evictions, 0u);
   ASSERT_OK(store_->Maintain());
   EXPECT_EQ(store_->stats().evictions, 1u);
   ASSERT_OK(store_->Maintain());
   EXPECT_EQ(store_->stats().evictions, 1u);
-  options_.quota_bytes = 3 * one;  // full again, but no put follows
+  options_.quota_bytes = 31 * one;  // full again, but no put follows
   Open();
   ASSERT_OK(store_->Maintain());
-  EXPECT_EQ(store_->ListPrefixes().size(), 3u);
+  EXPECT_EQ(store_->ListPrefixes().size(), 31u);
+}
+
+TEST_F(LimitsTest, TheSweepTakesNothingThatIsLargeBesideTheHeadroom) {
+  const uint64_t one = PromptBytes();
+  options_.quota_bytes = one + one / 100;  // above 31 parts of 32
+  Open();
+  Stored(Prompt(1));
+  ASSERT_OK(store_->Maintain());
+  EXPECT_TRUE(There(Prompt(1)));
+  Stored(Prompt(2));  // a put makes what room it needs
+  EXPECT_FALSE(There(Prompt(1)));
+}
+
+TEST_F(LimitsTest, TheSweepLeavesTenantsThatPutNothing) {
+  const uint64_t one = PromptBytes();
+  options_.tenant_quota_bytes = 32 * one;
+  Open();
+  for (uint32_t i = 1; i <= 32; ++i) Stored(Prompt(i), "idle");
+  Open();
+  for (uint32_t i = 1; i <= 32; ++i) Stored(Prompt(i), "busy");
+  ASSERT_OK(store_->Maintain());
+  for (const TenantUsage& tenant : store_->stats().tenants) {
+    EXPECT_EQ(tenant.evictions, tenant.tenant == "busy" ? 1u : 0u) << tenant.tenant;
+  }
 }
 
 TEST_F(LimitsTest, TheAccountEqualsTheFilesAfterRandomOperations) {

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "storage/catalog/store_dir.h"
-#include "storage/core/unix_time.h"
+#include "storage/segment/unix_time.h"
 #include "storage/store/open_store.h"
 #include "storage/store/scrub.h"
 #include "tests/storage/failing_catalog.h"

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "storage/core/store_core.h"
-#include "storage/core/unix_time.h"
+#include "storage/segment/unix_time.h"
 #include "storage/store/open_store.h"
 #include "storage/store/store_put.h"
 #include "tests/storage/failing_catalog.h"
@@ -250,6 +250,63 @@ TEST_F(RelationsTest, ACommitOfUnknownOutcomeStillCountsAgainstTheQuota) {
   Open();  // it was sealed and is whole, so it is committed now
   EXPECT_EQ(FilesIn(options_.dir / "segments"), 5u);
   EXPECT_EQ(store_->LongestMatch("m", "t", tokens)->n_tokens, tokens.size());
+}
+
+TEST_F(RelationsTest, ACommitThatIsRefusedBeforehandLeavesNothing) {
+  store_.reset();
+  FailingCatalog* catalog = nullptr;
+  auto core = OpenStoreCore(options_, nullptr, Failing(&catalog));
+  ASSERT_OK(core);
+  const auto tokens = Prompt(400, 20000);
+  auto writer = BeginPut(*core, "m", "t", tokens, "", {});
+  ASSERT_OK(writer);
+  ASSERT_OK(WriteAll(**writer, model_.geometry, tokens, 50, true));
+  catalog->refuse = true;
+  EXPECT_CODE((*writer)->Commit(), Code::kResourceExhausted);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 4u);
+  for (const TenantUsage& tenant : (*core)->room->Tenants()) EXPECT_EQ(tenant.reserved_bytes, 0u);
+  catalog->refuse = false;
+  writer->reset();
+  auto again = BeginPut(*core, "m", "t", tokens, "", {});
+  ASSERT_OK(again);
+  ASSERT_OK(WriteAll(**again, model_.geometry, tokens, 50, true));
+  ASSERT_OK((*again)->Commit());
+}
+
+TEST_F(RelationsTest, APutBehindWhatIsDamagedMeanwhileIsRefused) {
+  store_.reset();
+  auto core = OpenStoreCore(options_);
+  ASSERT_OK(core);
+  auto tokens = tokens_;
+  tokens.resize(400, 12345);
+  const auto put = [&]() -> Result<SegmentId> {
+    PREFIXD_ASSIGN(auto writer, BeginPut(*core, "m", "t", tokens, "", {}));
+    PREFIXD_TRY(WriteAll(*writer, model_.geometry, tokens, 50, true));
+    (*core)->segments->Quarantine(child_, "a test");
+    return writer->Commit();
+  };
+  EXPECT_CODE(put(), Code::kCorrupt);
+  EXPECT_EQ(FilesIn(options_.dir / "segments"), 4u);
+  ASSERT_OK(put());  // it continues what is sound
+}
+
+TEST_F(RelationsTest, WhatCannotBeEvictedStandsInNobodysWay) {
+  const uint64_t stored = store_->stats().bytes_on_disk;
+  store_.reset();
+  options_.quota_bytes = stored + stored / 8;
+  FailingCatalog* catalog = nullptr;
+  auto core = OpenStoreCore(options_, nullptr, Failing(&catalog));
+  ASSERT_OK(core);
+  (*core)->segments->Touch(grandchild_);
+  catalog->cannot_remove = other_;  // the first to go
+  ASSERT_OK(BeginPut(*core, "m", "t", Prompt(60, 40000), "", {}));
+  EXPECT_TRUE((*core)->tree.Record(other_).ok());
+  EXPECT_FALSE((*core)->tree.Record(grandchild_).ok());
+  catalog->fail_remove = true;
+  const auto refused = BeginPut(*core, "m", "t", Prompt(300, 50000), "", {});
+  EXPECT_CODE(refused, Code::kResourceExhausted);
+  EXPECT_NE(refused.error().message.find("cannot be evicted"), std::string::npos)
+      << refused.error().message;
 }
 
 TEST_F(RelationsTest, AHostTierBeyondMemoryIsRefused) {

@@ -222,5 +222,33 @@ TEST_F(StoreWaitsTest, AVerificationThatIsCancelledAtABlobFindsNoDamage) {
   EXPECT_TRUE(EndsWhileHeld([&] { EXPECT_CODE(verified.get(), Code::kCancelled); }));
 }
 
+TEST_F(StoreWaitsTest, APromptOnABadSectorIsAMissAndIsStoredAnew) {
+  const auto tokens = Iota(150);
+  const auto old = Put(*store_, model_, tokens);
+  ASSERT_OK(old);
+  Open();
+  plan_->bad_sector = 100;  // in the header
+  const auto miss = store_->LongestMatch(model_.name, "t", tokens);
+  ASSERT_OK(miss);
+  EXPECT_EQ(miss->n_tokens, 0u);
+  const auto anew = Put(*store_, model_, tokens);
+  ASSERT_OK(anew);
+  EXPECT_NE(*anew, *old);
+  plan_->bad_sector = -1;
+  EXPECT_EQ(store_->LongestMatch(model_.name, "t", tokens)->n_tokens, tokens.size());
+}
+
+TEST_F(StoreWaitsTest, ARemovalWaitsForWhoHoldsItForAMoment) {
+  const auto id = Put(*store_, model_, Iota(150));
+  ASSERT_OK(id);
+  auto open = store_->OpenPrefix(*id, 0);
+  ASSERT_OK(open);
+  EXPECT_CODE(store_->Remove(*id), Code::kFailedPrecondition);  // as long as it stays
+  auto removed = std::async(std::launch::async, [&] { return store_->Remove(*id); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  open->reset();
+  EXPECT_OK(removed.get());
+}
+
 }  // namespace
 }  // namespace prefixd::storage
