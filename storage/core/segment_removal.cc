@@ -36,7 +36,7 @@ Status SegmentRemoval::Free(const SegmentRecord& record) {
 
 Status SegmentRemoval::FreeFile(const SegmentRecord& old) {
   parts_.files.Erase(old);
-  parts_.tier.EraseSegment(old.tenant, old.sequence);
+  parts_.tier.EraseSegment(old.tenant, old.sequence, old.file_bytes / kPageBytes);
   return RemoveFile(SegmentPath(parts_.options.dir, old.file));
 }
 

@@ -105,11 +105,11 @@ Result<std::shared_ptr<TierRegion>> HostTier::NewRegion(std::string_view tenant)
       this);
 }
 
-void HostTier::EraseSegment(std::string_view tenant, uint64_t segment) {
+void HostTier::EraseSegment(std::string_view tenant, uint64_t segment, uint64_t pages) {
   std::lock_guard lock(mutex_);
   const auto it = regions_.find(tenant);
   if (it == regions_.end()) return;
-  it->second->EraseSegment(segment);
+  it->second->EraseSegment(segment, pages);
   free_blocks_ += it->second->RemoveEmptyBlocks();
 }
 

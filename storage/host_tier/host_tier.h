@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,7 +48,9 @@ class HostTier final : public TierBudget {
   std::shared_ptr<TierRegion> ForTenant(std::string_view tenant);
   // Returns the tenant's region if there is one, else null.
   std::shared_ptr<TierRegion> Find(std::string_view tenant) const;
-  void EraseSegment(std::string_view tenant, uint64_t segment);
+  // `pages`: of its file, at most; the fewer, the less is looked through.
+  void EraseSegment(std::string_view tenant, uint64_t segment,
+                    uint64_t pages = std::numeric_limits<uint64_t>::max());
 
   struct TenantStats {
     std::string tenant;

@@ -200,12 +200,13 @@ uint32_t TierRegion::TryInsertPinned(const PageKey& key, ConstPageBytes page, Pa
   return holder;
 }
 
-void TierRegion::EraseSegment(uint64_t segment) {
+void TierRegion::EraseSegment(uint64_t segment, uint64_t pages) {
+  const uint64_t extents = pages / kExtentPages + 1;
   for (const auto& shard : shards_) {
     std::vector<uint32_t> left;
     {
       std::lock_guard lock(shard->mutex);
-      shard->EraseSegment(segment, left);
+      shard->EraseSegment(segment, extents, left);
     }
     std::lock_guard lock(pool_mutex_);
     for (const uint32_t f : left) {

@@ -115,7 +115,7 @@ class TierRegion : public std::enable_shared_from_this<TierRegion> {
   // Inserts like InsertPinned; returns kNoFrame where that refuses.
   uint32_t TryInsertPinned(const PageKey& key, ConstPageBytes page, PagePins& pins);
 
-  void EraseSegment(uint64_t segment);
+  void EraseSegment(uint64_t segment, uint64_t pages);
 
   // Returns the part of pages [begin, end) of a segment that is here, from 0 to 1. Of a large one
   // it looks at kExtentsLookedAt extents, evenly spread. Counts as no use.

@@ -130,17 +130,23 @@ uint32_t TierShard::PagesOf(uint64_t segment, uint64_t extent) const {
   return it == extents_.end() ? 0 : it->second.used;
 }
 
-void TierShard::EraseSegment(uint64_t segment, std::vector<uint32_t>& left) {
-  for (auto it = extents_.begin(); it != extents_.end();) {
-    if (it->first.segment != segment) {
-      ++it;
-      continue;
-    }
-    const Extent extent = (it++)->second;  // a copy: the last Remove erases the entry
+void TierShard::EraseSegment(uint64_t segment, uint64_t extents, std::vector<uint32_t>& left) {
+  const auto erase = [&](const Extent extent) {  // a copy: the last Remove erases the entry
     for (const uint32_t f : extent.frames) {
       if (f == kNoFrame) continue;
       Remove(f);
       left.push_back(f);
+    }
+  };
+  if (extents <= extents_.size()) {
+    for (uint64_t i = 0; i < extents; ++i) {
+      const auto it = extents_.find({segment, i});
+      if (it != extents_.end()) erase(it->second);
+    }
+  } else {
+    for (auto it = extents_.begin(); it != extents_.end();) {
+      const auto at = it++;
+      if (at->first.segment == segment) erase(at->second);
     }
   }
   Publish();

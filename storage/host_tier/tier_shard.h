@@ -112,7 +112,8 @@ class TierShard {
   // Evicts one certain page, if it is still here and not pinned.
   bool Evict(uint32_t frame);
   // Removes all pages of a segment, the pinned ones too (their bytes stay until they are unpinned).
-  void EraseSegment(uint64_t segment, std::vector<uint32_t>& left);
+  // `extents`: no more are here; a small segment is found without a look at all others.
+  void EraseSegment(uint64_t segment, uint64_t extents, std::vector<uint32_t>& left);
 
   uint64_t pages() const { return small_.size + main_.size; }
   // Returns how many pages of one extent (pages from extent * kExtentPages on) are here.

@@ -89,7 +89,7 @@ TEST(HostTierRandom, AgreesWithAModel) {
       }
       case 3:
         if (rng() % 40) break;
-        tier->EraseSegment(r[t]->tenant(), segment);
+        tier->EraseSegment(r[t]->tenant(), segment, rng() % 2 ? 300 : UINT64_MAX);
         std::erase_if(model.version, [&](const auto& v) { return v.first.first == segment; });
         segment = 0;
         break;
