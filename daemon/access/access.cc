@@ -30,13 +30,14 @@ Result<Credential> Access::Admit(const wire::Hello& hello, std::optional<uid_t> 
   Credential c;
   c.user = user;
   c.own = user && (*user == ::geteuid() || *user == 0);
-  if (c.own || !table_) {
-    c.grant = {.tenant = hello.tenant, .admin = c.own};
-  } else if (!hello.token.empty()) {
+  // A token counts whoever presents it: the daemon's own user, too, means its tenant.
+  if (table_ && !hello.token.empty()) {
     c.token = HashToken(hello.token);
     const TokenGrant* const found = table_->Find(*c.token);
     if (found == nullptr) return Refused("the token is not one that the daemon knows");
     c.grant = found->grant;
+  } else if (c.own || !table_) {
+    c.grant = {.tenant = hello.tenant, .admin = c.own};
   } else if (user) {
     const UserGrant* const found = table_->Find(*user, hello.tenant);
     if (found == nullptr) {
@@ -62,7 +63,7 @@ Result<Credential> Access::Admit(const wire::Hello& hello, std::optional<uid_t> 
 }
 
 bool Access::Holds(const Credential& c) const {
-  if (c.own || !table_) return true;
+  if (!table_ || (c.own && !c.token)) return true;
   const Grant* now = nullptr;
   if (c.token) {
     const TokenGrant* const found = table_->Find(*c.token);

@@ -239,7 +239,7 @@ Result<AccessTable> ReadTokens(const std::filesystem::path& file, Who who) {
     const std::string how = errno != EACCES ? ""
                                             : ": make this user (" + std::to_string(::geteuid()) +
                                                   ") its owner (chown)";
-    return Error{Code::kNotFound,
+    return Error{Code::kIo,
                  "cannot read auth.tokens " + file.string() + ": " + std::strerror(errno) + how};
   }
   PREFIXD_TRY(CheckOwner(file, fd.get(), who));

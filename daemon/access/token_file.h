@@ -61,7 +61,7 @@ Result<AccessTable> ParseTokens(std::string_view text, const std::string& file);
 enum class Who : uint8_t { kDaemon, kOperator };
 // Reads and parses it. kFailedPrecondition: somebody else than its owner may read or write it, or
 // the owner is neither this process's user nor root (nor, for root as an operator, anybody);
-// kNotFound: it cannot be read.
+// kIo: it cannot be read.
 Result<AccessTable> ReadTokens(const std::filesystem::path& file, Who who = Who::kDaemon);
 
 // Returns the lines of a token for the file, with an empty line before them.

@@ -103,7 +103,7 @@ TEST(TokenFile, RightsAreThoseItNames) {
 TEST(TokenFile, IsItsOwnersAlone) {
   testing::TempDir dir;
   const std::string file = dir.path() / "tokens.toml";
-  EXPECT_EQ(ReadTokens(file).error().code, Code::kNotFound);
+  EXPECT_EQ(ReadTokens(file).error().code, Code::kIo);
   const TokenGrant first{HashToken("1"), "old", {.tenant = "team 'a'"}};
   const TokenGrant second{HashToken("2"), "", {.tenant = "b", .write = false, .admin = true}};
   ASSERT_OK(AppendToken(file, first));
@@ -218,6 +218,31 @@ TEST(AccessTest, LocalUsersHaveTheirTenants) {
   // The daemon's own user needs no entry.
   EXPECT_TRUE(Enter(file, {.tenant = "z", .admin = true}, ::geteuid())->own);
   EXPECT_TRUE(Enter(file, {.tenant = "z"}, 0)->own);
+}
+
+// Services that run as root present tokens over the Unix socket, too.
+TEST(AccessTest, ATokenOfTheDaemonsOwnUserIsOneAsAnyOther) {
+  const std::string file = Entry("a", "1", "rights = ['read']\n") +
+                           Entry("b", "2", "rights = ['read', 'write', 'admin']\n");
+  for (const uid_t user : {::geteuid(), uid_t{0}}) {
+    const auto reader = Enter(file, {.token = "1"}, user);
+    ASSERT_OK(reader);
+    EXPECT_EQ(reader->grant, (Grant{.tenant = "a", .write = false}));
+    EXPECT_TRUE(reader->own);
+    EXPECT_FALSE(Enter(file, {.token = "3"}, user).ok());
+    EXPECT_FALSE(Enter(file, {.tenant = "b", .token = "1"}, user).ok());
+    EXPECT_FALSE(Enter(file, {.token = "1", .admin = true}, user).ok());
+    EXPECT_TRUE(Enter(file, {.token = "2", .admin = true}, user)->grant.admin);
+    EXPECT_TRUE(Enter(file, {.tenant = "z", .admin = true}, user)->grant.admin);  // without one
+    Access access(std::make_shared<const AccessTable>(*ParseTokens(file, "F")));
+    const auto admitted = access.Admit({.token = "1"}, user);
+    ASSERT_OK(admitted);
+    EXPECT_TRUE(access.Holds(*admitted));
+    access.Replace(std::make_shared<const AccessTable>(*ParseTokens(Entry("b", "2"), "F")));
+    EXPECT_FALSE(access.Holds(*admitted));
+  }
+  // Without a file nobody looks at it.
+  EXPECT_EQ(Access().Admit({.tenant = "z", .token = "1"}, ::geteuid())->grant.tenant, "z");
 }
 
 TEST(AccessTest, WithoutAFileClientsNameTheirTenant) {
