@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -12,7 +13,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
 #include <variant>
@@ -43,7 +44,8 @@ struct Peer {
   explicit Peer(Socket s, asio::io_context& io) : socket(std::move(s)), timer(io) {}
   Socket socket;
   asio::steady_timer timer;
-  size_t lease = 0;  // counts what the timer was set for
+  size_t lease = 0;    // counts what the timer was set for
+  bool asked = false;  // its whole request came
 };
 using PeerPtr = std::shared_ptr<Peer>;
 
@@ -102,7 +104,7 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
     closed_ = true;
     boost::system::error_code ignored;
     acceptor_.close(ignored);
-    for (const PeerPtr& peer : peers_) {
+    for (const auto& [id, peer] : peers_) {
       peer->timer.cancel();
       CloseSocket(*peer);
     }
@@ -120,7 +122,7 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
         co_await pause.async_wait(asio::redirect_error(use_awaitable, ec));
         continue;
       }
-      if (peers_.size() >= most_) {
+      if (peers_.size() >= most_ && !MakeRoom()) {
         const std::string text = WriteAnswer(
             TextAnswer(503, "too many connections (http.max_connections); try again"), false);
         (void)!::send(socket.native_handle(), text.data(), text.size(),
@@ -128,22 +130,34 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
         continue;
       }
       const auto peer = std::make_shared<Peer>(std::move(socket), io_);
-      peers_.insert(peer);
+      const uint64_t id = next_id_++;
+      peers_.emplace(id, peer);
       try {
         asio::co_spawn(
             io_, [self, peer] { return self->Talk(self, peer); },
-            [self, peer](const std::exception_ptr&) {  // most likely std::bad_alloc
+            [self, peer, id](const std::exception_ptr&) {  // most likely std::bad_alloc
               ++peer->lease;
               peer->timer.cancel();
               CloseSocket(*peer);
-              self->peers_.erase(peer);
+              self->peers_.erase(id);
             });
       } catch (...) {  // the same, before the conversation began; its place is free again
-        peers_.erase(peer);
+        peers_.erase(id);
         throw;
       }
     }
     (void)self;
+  }
+
+  // Closes the peer that has been connected longest without having asked: who connects and says
+  // nothing, or little, keeps nobody from /healthz. False: all have asked.
+  bool MakeRoom() {
+    const auto silent =
+        std::ranges::find_if(peers_, [](const auto& entry) { return !entry.second->asked; });
+    if (silent == peers_.end()) return false;
+    CloseSocket(*silent->second);  // which ends its conversation
+    peers_.erase(silent);
+    return true;
   }
 
   // One request and its answer.
@@ -158,6 +172,7 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
       if (ec) co_return;
       reader.Take({bytes.data(), n});
     }
+    peer->asked = true;
     ++peer->lease;  // the answer has its own time
     HttpAnswer answer = reader.refusal();
     if (reader.request()) answer = co_await Answer(*reader.request());
@@ -226,7 +241,8 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   Collector collector_;
   Listener listener_;
   Acceptor acceptor_;
-  std::set<PeerPtr> peers_;
+  std::map<uint64_t, PeerPtr> peers_;  // ids ascend: the longest connected comes first
+  uint64_t next_id_ = 0;
   LogThrottle refusals_;
   bool closed_ = false;
 };

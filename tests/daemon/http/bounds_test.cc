@@ -109,8 +109,15 @@ TEST_F(HttpTest, SlowRequestsAreCutOff) {
 TEST_F(HttpTest, ConnectionsAreBoundedAndComeBack) {
   Start({"--http-max-connections", "4", "--http-timeout", "2"});
   std::vector<HttpConnection> held;
-  for (int i = 0; i < 4; ++i) held.emplace_back(port_);
-  EXPECT_TRUE(Eventually([&] { return Ask("/healthz").status == 503; }));
+  // Those that have asked hold their places until they have read their answers, or for a second.
+  EXPECT_TRUE(Eventually([&] {
+    held.clear();
+    for (int i = 0; i < 4; ++i) {
+      held.emplace_back(port_);
+      held.back().Send("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    }
+    return Ask("/healthz").status == 503;
+  }));
   // The protocol of the clients does not suffer.
   EXPECT_OK(Client()->Stats());
   held.clear();
@@ -121,6 +128,25 @@ TEST_F(HttpTest, ConnectionsAreBoundedAndComeBack) {
     held.back().Send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
   }
   EXPECT_TRUE(Eventually([&] { return Ask("/healthz").status == 200; }));
+}
+
+// Who says nothing, or begins a request and stops, keeps nobody out: the longest connected goes.
+TEST_F(HttpTest, SilentPeersMakeRoomForThoseThatAsk) {
+  Start({"--http-max-connections", "4", "--http-timeout", "600"});
+  std::vector<HttpConnection> silent;
+  for (int i = 0; i < 4; ++i) {
+    silent.emplace_back(port_);
+    if (i % 2 == 1) silent.back().Send("GET /healthz HTTP/1.1\r\nHost: loc");
+  }
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(Ask("/healthz").status, 200) << i;
+  EXPECT_EQ(silent.front().ReadAll(), "");
+  EXPECT_TRUE(silent.front().closed());
+  // One that is slow, and not the longest, still gets its answer.
+  HttpConnection slow(port_);
+  slow.Send("GET /healthz HTTP/1.1\r\n");
+  EXPECT_EQ(Ask("/healthz").status, 200);
+  slow.Send("Host: localhost\r\n\r\n");
+  EXPECT_NE(slow.ReadAll().find("200"), std::string::npos);
 }
 
 TEST_F(HttpTest, ManyReadersGetWholeAnswers) {
