@@ -202,6 +202,7 @@ bool StepService::Enter(const std::shared_ptr<Ring>& ring) {
     }
     if (std::ranges::find(tenant.waiting, ring->id) == tenant.waiting.end()) {
       tenant.waiting.push_back(ring->id);
+      ++waiting_;
     }
     return false;
   });
@@ -213,6 +214,7 @@ std::shared_ptr<StepService::Ring> StepService::NextFor(const Ring& ring) {
   while (!tenant.waiting.empty()) {
     const auto next = rings_.find(tenant.waiting.front());
     tenant.waiting.pop_front();
+    --waiting_;
     if (next != rings_.end()) return next->second;
   }
   ++free_;
@@ -271,14 +273,14 @@ void StepService::RunCalls(Ring& ring, StepScratch& scratch) {
 // Returns whether a slot is asked for. While the ring counts as polled its client rings no bell, so
 // all slots are looked at again behind that.
 bool StepService::Poll(Ring& ring, std::chrono::microseconds time) {
-  if (polling_.fetch_add(1) >= polling_most_ || ring.polled.exchange(true)) {
+  if (polling_.fetch_add(1) >= polling_most_ || OthersWant() || ring.polled.exchange(true)) {
     --polling_;
     return false;
   }
   ring.ring.SetPolling(true);
   const auto until = Clock::now() + std::min<std::chrono::microseconds>(time, kMostSpin);
   for (uint32_t round = 0; !ring.asked(); ++round) {
-    if (round % 16 == 15 && (Clock::now() >= until || ring.left())) break;
+    if (round % 16 == 15 && (OthersWant() || Clock::now() >= until || ring.left())) break;
     PollPause(round);
   }
   ring.ring.SetPolling(false);

@@ -6,12 +6,14 @@
 // A thread takes one call of a ring and then turns to whichever ring has waited longest, so no
 // client keeps others waiting with many calls. A tenant that has threads takes another only while,
 // with it, it holds at most three times as many as stay free: its other calls wait for those. Who
-// asks for it is polled after an answer, for kMostSpin at most and by limits.polling_threads
-// threads at a time; nobody polls an idle ring.
+// asks for it is polled after an answer, for kMostSpin at most, by limits.polling_threads threads
+// at a time and only while another thread is free and no ring waits for one; nobody polls an idle
+// ring.
 //
 // Thread-safety: all methods may be called concurrently. They must not be called after Stop.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -73,6 +75,8 @@ class StepService {
   std::shared_ptr<Ring> Find(uint64_t id) const;
   void RunCalls(Ring& ring, StepScratch& scratch);
   bool Poll(Ring& ring, std::chrono::microseconds time);
+  // Whether others may wait for a thread: no thread is free, or a ring waits for its tenant's.
+  bool OthersWant() const { return free_ == 0 || waiting_ > 0; }
   void RingAgain(const Ring& ring) const;
 
   ServerCounters& counters_;
@@ -80,12 +84,13 @@ class StepService {
   const size_t polling_most_;
   int epoll_ = -1, stop_bell_ = -1;
   std::atomic<size_t> polling_{0};
+  // Changed under mutex_: threads that run no calls, and rings that wait for one of their tenant's.
+  std::atomic<size_t> free_{0}, waiting_{0};
 
   mutable std::mutex mutex_;  // guards the rest
   std::map<uint64_t, std::shared_ptr<Ring>> rings_;
   uint64_t next_id_ = 1;                   // 0: stop_bell_
   std::map<std::string, Tenant> tenants_;  // those that have rings, or calls that run
-  size_t free_ = 0;                        // threads that run no calls
   size_t at_bells_ = 0, spare_ = 0;
   std::condition_variable wanted_;
   bool stopping_ = false;

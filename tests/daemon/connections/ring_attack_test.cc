@@ -115,6 +115,38 @@ TEST_F(RingTest, NobodyStepsSessionsOfOthers) {
   EXPECT_EQ(control_->attached, int(before));
 }
 
+// A client that steps without a pause and asks to be polled has no thread to itself while others
+// wait for one: another tenant's client where there is one thread, and its own tenant's where that
+// may have no second one.
+TEST_F(RingTest, PollingKeepsNoThreadFromThoseWhoWait) {
+  constexpr int kSteps = 50;
+  for (const uint64_t threads : {1, 2}) {
+    daemon::Config config;
+    config.step_threads = threads;
+    config.polling_threads = threads;
+    Start(config);
+    const auto greedy = daemon_->Connect({.spin_us = 2000});
+    const auto modest = daemon_->Connect({.tenant = threads == 1 ? "other" : "", .spin_us = 0});
+    const auto session = Attach(*greedy);
+    const auto others =
+        modest->Attach({.model = "m", .prefix = threads == 1 ? "other/prefix" : "prefix"});
+    ASSERT_OK(others);
+    std::atomic<bool> stop{false};
+    std::atomic<uint64_t> taken{0};
+    std::thread loop([&] {
+      for (; !stop; ++taken) EXPECT_OK(Step(*session, 0));
+    });
+    while (taken < 100) std::this_thread::yield();
+    const uint64_t before = taken;
+    for (int i = 0; i < kSteps; ++i) EXPECT_OK(Step(**others, 0));
+    const uint64_t meanwhile = taken - before;
+    stop = true;
+    loop.join();
+    // In turns, one for one; polled to the end of its spin it takes a hundred for each.
+    EXPECT_LT(meanwhile, 20 * kSteps) << threads << " threads";
+  }
+}
+
 // Random bytes over the whole region, all the time, and bells without end; the daemon lives, and
 // another client's answers are right. What is asked for and answered in the middle of it is chance.
 TEST_F(RingTest, AnotherClientsStepsAreRightBesideGarbage) {
