@@ -27,6 +27,10 @@ struct Request {
 
 struct Response {
   std::optional<Error> error;
+  // Of a call that is answered all the same: its first step that failed.
+  std::optional<Error> failed_step;
+  // The error asks the client to come again, as part of an ordinary put: nothing failed.
+  bool waits = false;
   wire::Json control = wire::Json::object();
   std::vector<std::byte> payload;
   int fd = -1;                       // sent with the reply

@@ -67,6 +67,7 @@ Response RequestHandler::Handle(const Request& request, const ProgressFn& progre
       response.control = *std::move(control);
     } else {
       response.error = control.error();
+      response.waits = Waits(request, *response.error);
     }
   } catch (const std::bad_alloc&) {
     response.error = Error{Code::kResourceExhausted, "the daemon is out of memory for this call"};

@@ -149,6 +149,8 @@ class RequestHandler {
   Result<wire::Json> TakeSnapshot();
 
   // put_calls.cc
+  // Whether an error says that the client waits for others' puts: it asks again until they end.
+  static bool Waits(const Request& request, const Error& error);
   Result<wire::Json> BeginPut(const Request& request);
   Result<wire::Json> OnPut(const Request& request);  // whatever names an open put
   Result<wire::Json> PutWrite(const Request& request, Put& put);
@@ -186,6 +188,7 @@ class RequestHandler {
 
   // ring_steps.cc
   Status RunSteps(std::span<std::byte> slot, StepScratch& scratch, StepServed* served);
+  void NoteFailedStep(const Error& error) const;
 
   Store& store_;
   const Peer peer_;

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/call_scope.h"
 #include "base/capture_errors.h"
 #include "daemon/calls/request_handler.h"
+#include "daemon/limits/with_memory.h"
 #include "prefixd/store.h"
 
 namespace prefixd::daemon {
@@ -36,18 +38,23 @@ StepServed RequestHandler::StepInSlot(std::span<std::byte> slot, StepScratch& sc
   scratch.steps.clear();
   scratch.sessions.clear();  // who is detached meanwhile ends here
   scratch.memory.Set(BytesOf(scratch));
-  served.ok = ran.ok();
   if (!ran.ok()) {
-    if (limits_.watch != nullptr) {
-      limits_.watch->Failed(peer_.tenant, "step",
-                            "c" + std::to_string(limits_.connection) + "-ring", ran.error());
-    }
+    served.ok = false;
+    NoteFailedStep(ran.error());
     const wire::StepOutcome outcome = wire::EncodeError(
         ran.error(),
         slot.subspan(kStepHeaderBytes, std::min(kMostErrorBytes, slot.size() - kStepHeaderBytes)));
     wire::EncodeAnswer(0, outcome, slot.first<kStepHeaderBytes>());
   }
   return served;
+}
+
+void RequestHandler::NoteFailedStep(const Error& error) const {
+  if (limits_.watch == nullptr) return;
+  WithMemory([&] {
+    limits_.watch->Failed(peer_.tenant, "step", "c" + std::to_string(limits_.connection) + "-ring",
+                          error);
+  });
 }
 
 Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepServed* served) {
@@ -101,6 +108,11 @@ Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepS
   }
   served->steps = n;
 
+  served->ok = true;
+  const auto failed = [&](const Error& error, std::span<std::byte> tail) {
+    if (std::exchange(served->ok, false)) NoteFailedStep(error);  // the first one
+    return wire::EncodeError(error, tail);
+  };
   layout = wire::StepLayout(n);
   for (uint32_t i = 0; i < n; ++i) {
     const wire::StepEntry& e = s.entries[i];
@@ -109,16 +121,15 @@ Status RequestHandler::RunSteps(std::span<std::byte> slot, StepScratch& s, StepS
     const std::span<std::byte> tail = slot.subspan(places.tail, e.tail_bytes);
     wire::StepOutcome outcome;
     if (step.session == nullptr) {
-      outcome = wire::EncodeError(NoSession(e.session), tail);
+      outcome = failed(NoSession(e.session), tail);
     } else if (!step.status.ok()) {
-      outcome = wire::EncodeError(step.status.error(), tail);
+      outcome = failed(step.status.error(), tail);
     } else {
       if (e.y_size > 0) std::memcpy(&slot[places.y], step.y.data(), step.y.size_bytes());
       if (e.lse_size > 0) std::memcpy(&slot[places.lse], step.lse.data(), step.lse.size_bytes());
       if (e.info) {
         const auto written = wire::EncodeStepInfo(s.infos[i], tail);
-        outcome = written.ok() ? wire::StepOutcome{0, 0, *written}
-                               : wire::EncodeError(written.error(), tail);
+        outcome = written.ok() ? wire::StepOutcome{0, 0, *written} : failed(written.error(), tail);
       }
     }
     wire::EncodeOutcome(

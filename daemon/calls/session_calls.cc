@@ -200,6 +200,7 @@ Result<Json> RequestHandler::Step(const Request& request, Response* response) {
   for (size_t i = 0; i < n; ++i) {
     Json result = Json::object();
     if (!statuses[i].ok()) {
+      if (!response->failed_step) response->failed_step = statuses[i].error();
       result["error"] = wire::ErrorToJson(statuses[i].error());
     } else if ((*steps)[i].value("info", Json(false)) == Json(true)) {
       result["info"] = ToJson(infos[i]);
@@ -350,6 +351,8 @@ Result<Json> RequestHandler::Select(const Request& request, Response* response) 
   PREFIXD_ASSIGN(const auto k, Field<uint32_t>(request.control, "k"));
   PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
   PREFIXD_ASSIGN(const auto q, in.Elements<float>(0));
+  const uint64_t most = std::min(k, session->info().n_tokens);
+  PREFIXD_ASSIGN(response->memory, TakeForMessage(limits_.account, most * sizeof(uint32_t)));
   PREFIXD_ASSIGN(const Selection selection, session->Select(layer, kv_head, q, k));
   const auto ids = wire::BytesOf(std::span<const uint32_t>(selection.ids));
   response->payload.assign(ids.begin(), ids.end());
@@ -362,6 +365,7 @@ Result<Json> RequestHandler::Summary(const Request& request, Response* response)
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
   PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
   PREFIXD_ASSIGN(response->payload, session->SummaryBytes(layer, kv_head, kind));
+  PREFIXD_ASSIGN(response->memory, TakeForMessage(limits_.account, response->payload.size()));
   return Json::object();
 }
 

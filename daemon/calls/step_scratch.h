@@ -25,7 +25,7 @@ struct StepScratch {
   MemoryCharge memory;
 };
 struct StepServed {
-  bool ok = false;  // false: the call was refused as a whole
+  bool ok = false;  // false: the call was refused as a whole, or a step of it failed
   uint32_t steps = 0;
   uint32_t spin_us = 0;  // StepHeader::spin_us
 };

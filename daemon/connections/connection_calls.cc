@@ -191,22 +191,23 @@ void Connection::Answer(Call& call) {
   const Frame& frame = call.frame;
   Response& response = call.response;
   reader_.Release(frame.header.payload_bytes);
-  if (response.error) {
+  const auto& error = response.error ? response.error : response.failed_step;
+  const bool failed = error && !response.waits;
+  if (failed) {
     ++context_.counters.calls_failed;
     WithMemory([&] {
-      context_.watch.Failed(tenant_, wire::MessageName(frame.header.type), call.id,
-                            *response.error);
+      context_.watch.Failed(tenant_, wire::MessageName(frame.header.type), call.id, *error);
     });
   }
   Answering([&] {
+    if (failed && Logs(LogLevel::kDebug)) {
+      LogEvent(LogLevel::kDebug, "a call failed",
+               {{"request", call.id},
+                {"call", wire::MessageName(frame.header.type)},
+                {"tenant", tenant_},
+                {"error", error->ToString()}});
+    }
     if (response.error) {
-      if (Logs(LogLevel::kDebug)) {
-        LogEvent(LogLevel::kDebug, "a call failed",
-                 {{"request", call.id},
-                  {"call", wire::MessageName(frame.header.type)},
-                  {"tenant", tenant_},
-                  {"error", response.error->ToString()}});
-      }
       Send(MessageType::kError, frame.header.request_id, wire::ErrorToJson(*response.error), {},
            true);
     } else {

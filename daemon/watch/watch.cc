@@ -9,8 +9,9 @@ namespace prefixd::daemon {
 namespace {
 
 constexpr size_t kMostText = 300;
-// So many failures a second are kept with their texts: clients that fail in a loop cost no more.
-constexpr size_t kFailuresPerSecond = 20;
+// So many failures of a tenant are kept with their texts in a second, and of so many tenants:
+// clients that fail in a loop cost no more.
+constexpr size_t kFailuresPerSecond = 20, kTenantsPerSecond = 32;
 
 int64_t UnixMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -63,16 +64,41 @@ void Watch::Stored(const std::string& model, uint32_t tokens, Clock::duration ti
 
 void Watch::Failed(std::string_view tenant, std::string_view call, std::string_view request,
                    const Error& error) {
+  NoteFailure(tenant, call, request, error);
   failed_[std::min(static_cast<size_t>(error.code), kCodes - 1)].fetch_add(
       1, std::memory_order_relaxed);
+}
+
+void Watch::NoteFailure(std::string_view tenant, std::string_view call, std::string_view request,
+                        const Error& error) {
   const auto now = Clock::now();
   std::lock_guard lock(failures_mutex_);
-  if (now - failures_since_ >= std::chrono::seconds(1)) failures_since_ = now, failures_noted_ = 0;
-  if (++failures_noted_ > kFailuresPerSecond) return;
+  if (now - failures_since_ >= std::chrono::seconds(1)) {
+    failures_since_ = now;
+    failures_noted_.clear();
+  }
+  auto noted = failures_noted_.find(tenant);
+  if (noted == failures_noted_.end()) {
+    if (failures_noted_.size() >= kTenantsPerSecond) return;
+    noted = failures_noted_.emplace(tenant, 0).first;
+  }
+  if (noted->second >= kFailuresPerSecond) return;
   failures_.push_front({UnixMs(), std::string(tenant), std::string(call.substr(0, kMostText)),
                         std::string(request.substr(0, kMostText)), error.code,
                         error.message.substr(0, kMostText)});
-  if (failures_.size() > kMostFailures) failures_.pop_back();
+  ++noted->second;
+  if (failures_.size() > kMostFailures) DropFailure();
+}
+
+// Drops the oldest failure of the tenant that has most: no tenant's push those of others out.
+void Watch::DropFailure() {
+  auto dropped = failures_.end();
+  ptrdiff_t most = 0;
+  for (auto it = failures_.begin(); it != failures_.end(); ++it) {
+    const auto of_tenant = std::ranges::count(failures_, it->tenant, &Failure::tenant);
+    if (of_tenant >= most) dropped = it, most = of_tenant;
+  }
+  failures_.erase(dropped);
 }
 
 void Watch::AddPoint(int64_t unix_ms) {

@@ -56,7 +56,7 @@ class Watch {
     Code code = Code::kInternal;
     std::string message;
   };
-  // A call was answered by an error.
+  // A call was answered by an error. Changes nothing where it throws for want of memory.
   void Failed(std::string_view tenant, std::string_view call, std::string_view request,
               const Error& error);
 
@@ -100,6 +100,9 @@ class Watch {
   Report Take(const std::optional<std::string>& tenant) const;
 
  private:
+  void NoteFailure(std::string_view tenant, std::string_view call, std::string_view request,
+                   const Error& error);
+  void DropFailure();  // failures_mutex_ is held
   struct Live {
     std::weak_ptr<Session> session;
     Clock::time_point since;
@@ -123,7 +126,7 @@ class Watch {
   mutable std::mutex failures_mutex_;
   std::deque<Failure> failures_;
   Clock::time_point failures_since_{};
-  size_t failures_noted_ = 0;  // since then
+  std::map<std::string, size_t, std::less<>> failures_noted_;  // since then, by tenant
 
   mutable std::mutex points_mutex_;
   std::deque<LatencyCounts> marks_;

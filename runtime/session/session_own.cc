@@ -36,6 +36,9 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
   const auto of_token = [&](size_t t, size_t h) { return (t * heads.n + h) * group; };
   // Each KV head's queries of all tokens lie side by side, and its outputs likewise.
   const size_t n_q = n * group * shape.key_dim, n_y = n * group * shape.value_dim;
+  const uint64_t floats = heads.n * (n_q + n_y + n * group);
+  PREFIXD_ASSIGN(const MemoryCharge memory,
+                 plan->prefix->account().Take(MemoryKind::kScratch, floats * sizeof(float)));
   std::vector<float> all_q(heads.n * n_q), all_y(heads.n * n_y), all_lse(heads.n * n * group);
   StepQueue::Call call;
   call.tenant = info_.tenant;

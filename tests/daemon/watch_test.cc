@@ -139,6 +139,34 @@ TEST_F(WatchTest, ListsHaveBounds) {
   EXPECT_EQ(report.points.back().unix_ms, int64_t(Watch::kMostPoints + 9));
 }
 
+TEST_F(WatchTest, OneTenantsFailuresPushOutNobodyElses) {
+  const auto fail = [&](const std::string& tenant, const std::string& request) {
+    watch_.Failed(tenant, "step", request, {Code::kInternal, "x"});
+  };
+  const auto kept = [&](const std::string& tenant) {
+    std::vector<std::string> requests;
+    for (const auto& failure : watch_.Take(tenant).failures) requests.push_back(failure.request);
+    return requests;
+  };
+  for (int i = 0; i < 500; ++i) {  // more in a second than are kept of one
+    fail("loud", std::to_string(i));
+    if (i == 250) fail("quiet", "first");
+  }
+  fail("quiet", "second");
+  EXPECT_EQ(kept("quiet"), (std::vector<std::string>{"second", "first"}));
+  const std::vector<std::string> loud = kept("loud");
+  EXPECT_GE(loud.size(), 10u);
+  EXPECT_LT(loud.size(), 100u);
+  // Where the list is full, who has most loses the oldest.
+  for (int t = 0; t < 20; ++t) {
+    for (int i = 0; i < 10; ++i) fail("t" + std::to_string(t), std::to_string(i));
+  }
+  EXPECT_EQ(watch_.Take(std::nullopt).failures.size(), Watch::kMostFailures);
+  EXPECT_EQ(kept("quiet"), (std::vector<std::string>{"second", "first"}));
+  EXPECT_EQ(kept("t19").front(), "9");
+  EXPECT_LE(kept("t0").size(), 4u);
+}
+
 TEST_F(WatchTest, PointsTellOfTheirTimeAlone) {
   watch_.AddPoint(1);
   for (int i = 0; i < 100; ++i) watch_.Took(Timed::kStep, std::chrono::milliseconds(1));

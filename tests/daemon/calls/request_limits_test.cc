@@ -111,6 +111,93 @@ TEST_F(RequestHandlerTest, PutsAndSessionsOfOneTenantLeaveRoomForOthers) {
   EXPECT_FALSE(Ask(*bob, MessageType::kBeginPut, begin, Tokens()).error);
 }
 
+// What a reply carries is counted until it is sent, whoever makes it.
+TEST_F(RequestHandlerTest, SelectionsAndSummariesAreCounted) {
+  const std::string id = Put("alice");
+  ASSERT_TRUE(store_->WaitReady(id, {}).ok());
+  const auto memory = MemoryBudget::Create({.capacity = 8 << 20});
+  RequestHandler handler(*store_, {"alice", false, true}, std::span(region_),
+                         {64 << 20, 2, memory->Of("alice")}, [] { return wire::ServerStats{}; });
+  const Json attached =
+      Ask(handler, MessageType::kAttach, AttachControl("alice"), Tokens()).control;
+  const KvGeometry& g = prompt_.model.geometry;
+  const std::vector<float> q(size_t{g.n_q_heads / g.n_kv_heads} * g.key_dim, 0.5f);
+  const auto bytes = wire::BytesOf(std::span<const float>(q));
+  Json at = {{"session", attached["session"]}, {"layer", 0}, {"kv_head", 0}};
+  for (const uint32_t k : {10u, UINT32_MAX}) {
+    Json select = at;
+    select["k"] = k;
+    select["in"] = {{0, bytes.size()}};
+    const Response found = Ask(handler, MessageType::kSelect, select, {bytes.begin(), bytes.end()});
+    ASSERT_FALSE(found.error) << found.error->message;
+    EXPECT_EQ(memory->used(MemoryKind::kMessages), std::min<uint64_t>(k, 100) * sizeof(uint32_t));
+    EXPECT_LE(found.payload.size(), memory->used(MemoryKind::kMessages));
+  }
+  at["kind"] = "moment";
+  const Response summary = Ask(handler, MessageType::kSummary, at);
+  ASSERT_FALSE(summary.error) << summary.error->message;
+  EXPECT_GT(summary.payload.size(), 0u);
+  EXPECT_EQ(memory->used(MemoryKind::kMessages), summary.payload.size());
+}
+
+TEST_F(RequestHandlerTest, AnExactPassTakesTheMemoryOfItsCopies) {
+  Put("alice");
+  auto handler = Handler({"alice", false, true});
+  const Json attached =
+      Ask(*handler, MessageType::kAttach, AttachControl("alice"), Tokens()).control;
+  const KvGeometry& g = prompt_.model.geometry;
+  constexpr uint32_t kQueries = 64;
+  const size_t y = size_t{kQueries} * g.n_q_heads * g.value_dim * sizeof(float);
+  const size_t lse = size_t{kQueries} * g.n_q_heads * sizeof(float);
+  const std::vector<std::byte> q(size_t{kQueries} * g.n_q_heads * g.key_dim * sizeof(float));
+  const Json exact = {{"session", attached["session"]},
+                      {"layer", 0},
+                      {"n", kQueries},
+                      {"in", {{0, q.size()}}},
+                      {"out", {{0, y}, {y, lse}}}};
+  ASSERT_FALSE(Ask(*handler, MessageType::kAttendExact, exact, q).error);
+  const MemoryCharge rest =
+      store_->memory()->Shared().Charge(MemoryKind::kMessages, uint64_t{1} << 40);
+  const Response refused = Ask(*handler, MessageType::kAttendExact, exact, q);
+  ASSERT_EQ(CodeOf(refused), Code::kResourceExhausted);
+  EXPECT_NE(refused.error->message.find("more for scratch"), std::string::npos)
+      << refused.error->message;
+}
+
+// A client that waits for others asks again every few milliseconds: these answers are no failures.
+TEST_F(RequestHandlerTest, AnswersToWhoWaitsForOtherPutsAreMarked) {
+  auto one = Handler({"", false, true}), two = Handler({"", false, true});
+  const auto begin = [&](RequestHandler& handler, Json put) {
+    put["model"] = prompt_.model.name;
+    return Ask(handler, MessageType::kBeginPut, {{"put", put}, {"in", {{0, 400}}}}, Tokens());
+  };
+  const Response whole = begin(*one, Json::object());
+  ASSERT_FALSE(whole.error);
+  const Response alone = begin(*two, {{"alone", true}});
+  EXPECT_EQ(CodeOf(alone), Code::kUnavailable);
+  EXPECT_TRUE(alone.waits);
+  const Json put = {{"put", whole.control["put"]}};
+  const Response early = Ask(*one, MessageType::kPutCommit, put);  // rows are missing
+  EXPECT_EQ(CodeOf(early), Code::kFailedPrecondition);
+  EXPECT_FALSE(early.waits);
+  EXPECT_FALSE(Ask(*one, MessageType::kPutAbort, put).error);
+  EXPECT_FALSE(Ask(*one, MessageType::kPutCommit, put).waits);  // no such put
+
+  const Response part = begin(*one, {{"first_head", 0}, {"n_heads", 1}});
+  ASSERT_FALSE(part.error);
+  const Json own = {{"put", part.control["put"]}};
+  const KvGeometry& g = prompt_.model.geometry;
+  const size_t k = size_t{100} * g.key_dim * 2, v = size_t{100} * g.value_dim * 2;
+  for (uint32_t layer = 0; layer < g.n_layers; ++layer) {
+    Json rows = own;
+    rows["layer"] = layer, rows["first"] = 0, rows["n"] = 100, rows["in"] = {{0, k}, {k, v}};
+    ASSERT_FALSE(Ask(*one, MessageType::kPutWrite, rows, std::vector<std::byte>(k + v)).error);
+  }
+  const Response others = Ask(*one, MessageType::kPutCommit, own);
+  EXPECT_EQ(CodeOf(others), Code::kFailedPrecondition);
+  EXPECT_TRUE(others.waits) << others.error->message;
+}
+
 // The description of a prefix takes several reads, which an attach has no use for.
 TEST_F(RequestHandlerTest, AttachByIdDescribesNoPrefix) {
   const auto control = std::make_shared<prefixd::testing::SteppingStore::Control>();

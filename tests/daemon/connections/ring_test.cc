@@ -61,6 +61,32 @@ TEST_F(RingTest, AStepFailsAlone) {
   EXPECT_EQ(b.y, std::vector<float>(b.y.size()));
 }
 
+// The call is answered, but an operator sees that it failed: once, with its first error.
+TEST_F(RingTest, CallsOfWhichAStepFailedAreCounted) {
+  for (const bool ring : {true, false}) {
+    const auto client = daemon_->Connect({.shared_memory = ring});
+    const auto session = Attach(*client);
+    const uint64_t failed = client->Server()->calls_failed;
+    const auto listed = [&] { return client->Watch()->at("watch").at("failures").size(); };
+    const size_t before = listed();
+    std::vector<Tensors> t(3);
+    std::vector<StepRequest> batch;
+    for (const uint32_t layer : {0, 9, 10}) {
+      Tensors& own = t[batch.size()];
+      batch.push_back({session.get(), layer, own.q, own.y, own.lse, nullptr, {}});
+    }
+    client->StepBatch(batch);
+    EXPECT_OK(batch[0].status);
+    EXPECT_CODE(batch[2].status, Code::kInvalidArgument);
+    EXPECT_EQ(client->Server()->calls_failed, failed + 1);
+    ASSERT_EQ(listed(), before + 1);
+    const auto failure = client->Watch()->at("watch").at("failures").at(0);
+    EXPECT_EQ(failure["call"], "step");
+    EXPECT_EQ(failure["message"], batch[1].status.error().message);
+    EXPECT_EQ(failure["request"].get<std::string>().ends_with("-ring"), ring);
+  }
+}
+
 // A batch that is larger than a slot, and all steps where there is no ring, go as messages.
 TEST_F(RingTest, WhatDoesNotFitGoesAsAMessage) {
   daemon::Config config;
