@@ -38,7 +38,9 @@ void DeclareToken(CLI::App* app, Options* o, LocalCommand* chosen) {
   token->footer("Example: prefixctl token new team-a --file /etc/prefixd/tokens.toml");
   CLI::App* made = token->add_subcommand(
       "new", "Make a token for a tenant. Print it, and the lines for the daemon's file.");
-  made->footer("Example: prefixctl token new team-a --rights read > team-a.token");
+  made->footer(
+      "Example: prefixctl token new team-a --rights read --file /etc/prefixd/tokens.toml "
+      "> team-a.token");
   made->add_option("tenant", o->name, "The tenant that its bearer speaks for.")->required();
   made->add_option("--file", o->file,
                    "Append the lines to this file, made if need be, and print the token alone.")

@@ -1,9 +1,7 @@
 // prefixctl: manages a running prefixd. This file declares commands, flags and exit codes;
 // commands.cc carries the commands out.
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -324,12 +322,21 @@ int Fail(const Error& error, bool daemon_there) {
   return absent ? kExitNotFound : kExitError;
 }
 
-// What was to be printed and was not, on a full disk, is no success.
 int Finish(const Status& status, bool daemon_there = true) {
   if (!status.ok()) return Fail(status.error(), daemon_there);
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return kExitOk;
-  return Fail({Code::kIo, std::string("cannot write the output: ") + std::strerror(errno)},
-              daemon_there);
+  const Status written = FinishOutput();
+  return written.ok() ? kExitOk : Fail(written.error(), daemon_there);
+}
+
+// The file may have what `prefixctl token new` prints without --file, too: comments, and behind the
+// token the lines for the daemon.
+Result<std::string> ReadTokenFile(const std::string& file) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty() && !line.starts_with('#')) return line;
+  }
+  return InvalidArgument("there is no token in " + file + ", or it cannot be read");
 }
 
 int Run(const Options& options, const Command& command) {
@@ -341,11 +348,9 @@ int Run(const Options& options, const Command& command) {
   connect.tls_certificate = options.tls_certificate;
   connect.tls_key = options.tls_key;
   if (!options.token_file.empty()) {
-    std::ifstream in(options.token_file);
-    if (!std::getline(in, connect.token)) {
-      return Fail({Code::kInvalidArgument, "cannot read the token file " + options.token_file},
-                  /*daemon_there=*/false);
-    }
+    auto token = ReadTokenFile(options.token_file);
+    if (!token.ok()) return Fail(token.error(), /*daemon_there=*/false);
+    connect.token = *std::move(token);
   }
   const std::string address = options.address.empty() ? "unix:" + options.socket : options.address;
   auto client = RemoteStore::Connect(address, connect);

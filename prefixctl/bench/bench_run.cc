@@ -28,6 +28,12 @@ int Fail(const Error& error) {
   return kExitError;
 }
 
+int Finish(const Status& status) {
+  if (!status.ok()) return Fail(status.error());
+  const Status written = FinishOutput();
+  return written.ok() ? kExitOk : Fail(written.error());
+}
+
 // Breaks a sentence into lines of a terminal; later lines are indented.
 void PrintWrapped(const std::string& text, size_t indent) {
   constexpr size_t kWidth = 100;
@@ -92,11 +98,10 @@ int Work(const BenchOptions& options, const Benchmark& benchmark, const fs::path
   const bench::Medium medium = bench::MediumOf(dir);
   if (!medium.disk) PrintWrapped(medium.sentence, 0);
   std::fflush(stdout);
-  if (options.plan_only) return kExitOk;
+  if (options.plan_only) return Finish({});
   auto report = benchmark.measure(machine);
   if (!report.ok()) return Fail(report.error());
-  const Status shown = Show(options, *report);
-  return shown.ok() ? kExitOk : Fail(shown.error());
+  return Finish(Show(options, *report));
 }
 
 }  // namespace

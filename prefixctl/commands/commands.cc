@@ -91,7 +91,7 @@ std::string LifetimeText(const PrefixSummary& p) {
 // give "identity" as an object.
 Result<ModelSpec> ReadModelFile(const std::string& file, const std::string& name) {
   std::ifstream in(file, std::ios::binary);
-  if (!in) return Error{Code::kNotFound, "cannot read the geometry file " + file};
+  if (!in) return Error{Code::kIo, "cannot read the geometry file " + file};
   Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object()) {
     return InvalidArgument(file + " is no JSON object");

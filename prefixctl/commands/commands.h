@@ -14,6 +14,13 @@ inline constexpr int kExitError = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitNotFound = 3;  // the named thing or the daemon does not exist
 
+// What a local file's error means to the caller: that it is missing does not mean that a model, a
+// prefix or the daemon is (kExitNotFound).
+inline Error OfLocalFile(Error error) {
+  if (error.code == Code::kNotFound) error.code = Code::kIo;
+  return error;
+}
+
 struct Options {
   std::string socket = "/run/prefixd/prefixd.sock";
   std::string address;  // overrides socket

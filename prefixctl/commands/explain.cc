@@ -19,7 +19,7 @@ using wire::Json;
 Result<std::string> ReadInput(const std::string& file) {
   if (file == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
   std::ifstream in(file, std::ios::binary);
-  if (!in) return Error{Code::kNotFound, "cannot read the file " + file};
+  if (!in) return Error{Code::kIo, "cannot read the file " + file};
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 

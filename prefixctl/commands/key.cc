@@ -28,7 +28,9 @@ Status NewKeyFile(const Options& options) {
 }
 
 Status AddKey(const Options& options) {
-  PREFIXD_ASSIGN(const storage::KeyId id, storage::AddKeyToFile(options.file));
+  const auto added = storage::AddKeyToFile(options.file);
+  if (!added.ok()) return OfLocalFile(added.error());
+  const storage::KeyId id = *added;
   PrintMade(options, id,
             "Start the daemon anew: new files take this key. `prefixctl prefixes encrypt "
             "--all-tenants` brings the others under it; then the older lines may go.");
@@ -36,7 +38,9 @@ Status AddKey(const Options& options) {
 }
 
 Status CheckKeyFile(const Options& options) {
-  PREFIXD_ASSIGN(const auto ring, storage::KeyRing::Read(options.file));
+  const auto read = storage::KeyRing::Read(options.file);
+  if (!read.ok()) return OfLocalFile(read.error());
+  const auto& ring = *read;
   if (options.json) {
     nlohmann::json keys = nlohmann::json::array();
     for (const storage::MasterKey& key : ring->keys()) keys.push_back(key.id().ToString());

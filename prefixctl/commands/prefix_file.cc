@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "prefixctl/commands/commands.h"
 #include "protocol/codec.h"
 #include "protocol/json_text.h"
 #include "tensors/safetensors.h"
@@ -159,7 +160,9 @@ Result<PrefixFile> ExportPrefix(Store& client, const std::string& prefix,
 
 Result<PutResult> PutPrefixFile(Store& client, const std::filesystem::path& path,
                                 const ProgressFn& progress) {
-  PREFIXD_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  const auto opened = SafetensorsFile::Open(path);
+  if (!opened.ok()) return OfLocalFile(opened.error());
+  const SafetensorsFile& file = *opened;
   PREFIXD_ASSIGN(const ModelSpec model, ModelOf(file));
   PREFIXD_TRY(MatchModel(client, model, path.string()));
   PutSpec spec;

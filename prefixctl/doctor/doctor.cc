@@ -25,6 +25,18 @@ std::string FirstLine(const std::filesystem::path& path) {
   return line;
 }
 
+namespace {
+
+// Findings that could not be written are not known to be well.
+int Finish(int worst) {
+  const Status written = FinishOutput();
+  if (written.ok()) return worst;
+  std::fprintf(stderr, "prefixctl: %s\n", written.error().message.c_str());
+  return std::max(worst, kExitError);
+}
+
+}  // namespace
+
 int Examine(const Options& options) {
   std::vector<Finding> findings = ExamineMachine();
   std::ranges::move(ExamineLimits(), std::back_inserter(findings));
@@ -42,7 +54,7 @@ int Examine(const Options& options) {
                       {"advice", f.advice}});
     }
     PrintJson({{"level", LevelName(static_cast<Level>(worst))}, {"findings", std::move(list)}});
-    return worst;
+    return Finish(worst);
   }
   std::vector<std::vector<std::string>> rows;
   for (const Finding& f : findings) {
@@ -50,7 +62,7 @@ int Examine(const Options& options) {
     if (!f.advice.empty()) rows.push_back({"", "", "-> " + f.advice});
   }
   PrintTable(rows);
-  return worst;
+  return Finish(worst);
 }
 
 }  // namespace prefixd::ctl

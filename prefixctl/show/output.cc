@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <memory>
 
@@ -42,6 +44,11 @@ std::string Duration(uint64_t ms) {
 
 void PrintJson(const nlohmann::json& json) {
   std::puts(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+Status FinishOutput() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return Error{Code::kIo, std::string("cannot write the output: ") + std::strerror(errno)};
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "prefixd/progress.h"
+#include "prefixd/result.h"
 
 namespace prefixd::ctl {
 
@@ -15,6 +16,9 @@ std::string Bytes(uint64_t n);               // "1.5 GiB"
 std::string Time(int64_t unix_ms);           // "2026-01-31 12:00:00" UTC, "-" for 0
 std::string Duration(uint64_t ms);           // "3 d 04:05:06"
 void PrintJson(const nlohmann::json& json);  // indented; bytes that are no UTF-8 are replaced
+// Writes out what was printed. kIo: it could not be written, as on a full disk, and the command has
+// no success.
+Status FinishOutput();
 
 // Makes a text safe for a terminal: control characters (C0, DEL, C1) and bytes that are no UTF-8
 // become \n, \t or \xNN, so that a label cannot move the cursor or imitate other output.

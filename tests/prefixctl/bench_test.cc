@@ -305,6 +305,24 @@ TEST_F(PrefixctlBenchTest, APlanMeasuresNothing) {
   EXPECT_EQ(Page(), "an earlier one");
 }
 
+TEST_F(PrefixctlBenchTest, AnOutputThatCannotBeWrittenIsNoSuccess) {
+  std::string command = "exec \"$0\" bench";
+  for (const std::string& arg : Small("break-even", {"--plan", "--model", "SmolLM2-135M"})) {
+    command += " '" + arg + "'";
+  }
+  command += " > /dev/full 2> '" + (dir_ / "said").string() + "'";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execl("/bin/sh", "sh", "-c", command.c_str(), PREFIXCTL_BINARY, nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_TRUE(Has(testing::ReadFile(dir_ / "said"), "cannot write the output"));
+  EXPECT_TRUE(NothingLeft());
+}
+
 TEST_F(PrefixctlBenchTest, NothingIsLeftBehindBySignals) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     BenchProcess process(dir_.path(), {"break-even", "--model", "Llama-3.1-8B", "--lengths",

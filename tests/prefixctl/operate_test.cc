@@ -93,7 +93,7 @@ TEST_F(OperateTest, ExplainsWhyAPromptMisses) {
     EXPECT_EQ(f.code, 1) << wrong;
     EXPECT_NE(f.err.find("wrong"), std::string::npos) << f.err;
   }
-  EXPECT_EQ(ExplainFile("/nonexistent").code, 3);
+  EXPECT_EQ(ExplainFile("/nonexistent").code, 1);  // 3 is for what the daemon does not have
   EXPECT_EQ(Run({"explain", "--model", "test-model"}).code, 2);
 }
 
@@ -304,6 +304,11 @@ TEST_F(OperateTest, TheDoctorSaysWhatIsAmiss) {
   EXPECT_EQ(linked("dangling"), "fail");
   EXPECT_EQ(Findings(Run({"doctor", "--dir", dir_.path() / "new", "--json"}))["directory"]["level"],
             "ok");
+  const Finished unwritten = RunProgram(
+      "/bin/sh",
+      {"-c", "exec " PREFIXCTL_BINARY " doctor --dir " + store.string() + " > /dev/full"});
+  EXPECT_GE(unwritten.code, 1);
+  EXPECT_NE(unwritten.err.find("cannot write the output"), std::string::npos) << unwritten.err;
   // Low limits, in a child.
   const auto limited = [&](const std::string& limit) {
     return Findings(RunProgram(

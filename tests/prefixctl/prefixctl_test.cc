@@ -135,6 +135,12 @@ TEST_F(PrefixctlTest, ExitCodes) {
   EXPECT_EQ(Run({"models", "show", "nobody"}).code, 3);
   EXPECT_EQ(Run({"prefixes", "show", std::string(32, '0')}).code, 3);
   EXPECT_EQ(Run({"prefixes", "remove", prefix_}).code, 3);  // another tenant's
+  // A file of this machine that is missing is nothing that the daemon lacks.
+  EXPECT_EQ(Run({"models", "register", "--geometry", "/nonexistent"}).code, 1);
+  EXPECT_EQ(Run({"prefixes", "put", "/nonexistent"}).code, 1);
+  for (const char* command : {"check", "add"}) {
+    EXPECT_EQ(testing::RunProgram(PREFIXCTL_BINARY, {"key", command, "/nonexistent"}).code, 1);
+  }
   EXPECT_EQ(Run({"prefixes", "show"}).code, 2);
   EXPECT_EQ(Run({"no-such-command"}).code, 2);
   EXPECT_EQ(testing::RunProgram(PREFIXCTL_BINARY, {"status", "--socket", "/nonexistent"}).code, 3);
