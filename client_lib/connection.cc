@@ -96,6 +96,13 @@ Status Connection::AwaitStep(uint32_t slot, const Bound& bound,
                late ? "the daemon did not answer in time" : "the daemon closed the connection"};
 }
 
+void Connection::NoticeEnd() {
+  std::lock_guard lock(socket_mutex_);
+  if (!socket_.ended()) return;
+  EndAs(End::kLost);
+  socket_.Interrupt();  // another thread may be in Do
+}
+
 void Connection::Interrupt() {
   std::lock_guard lock(socket_mutex_);
   socket_.Interrupt();

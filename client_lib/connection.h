@@ -100,6 +100,8 @@ class Connection {
   // Whether the connection broke because the daemon closed it or went away: not by a timeout, and
   // not by what was said on it.
   bool lost() const { return end_ == End::kLost; }
+  // Looks whether the daemon has closed the connection, which otherwise the next call would find.
+  void NoticeEnd();
   // Makes the running call, if there is one, and all later ones fail with kUnavailable.
   void Interrupt();
   const wire::HelloReply& hello() const { return hello_; }

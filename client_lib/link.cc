@@ -13,9 +13,10 @@ constexpr auto kLongestPause = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Result<std::shared_ptr<Connection>> Link::Live() {
+Result<std::shared_ptr<Connection>> Link::Live(bool look) {
   PREFIXD_TRY(CheckProcess());  // before a lock that the parent may have held
   std::lock_guard lock(mutex_);
+  if (connection_ && look) connection_->NoticeEnd();
   if (connection_ && connection_->alive()) {
     away_since_.reset();
     return connection_;

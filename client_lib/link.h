@@ -26,7 +26,10 @@ class Link {
   // Returns the connection; opens another one when it is broken. While no daemon answers, waits for
   // one until ConnectOptions::reconnect_ms after the first call that missed it; the first
   // connection of all is tried once.
-  Result<std::shared_ptr<Connection>> Live();
+  Result<std::shared_ptr<Connection>> Live() { return Live(/*look=*/false); }
+  // The same for a call that is not repeated, and so must not be sent over a connection whose end
+  // nobody has noticed yet.
+  Result<std::shared_ptr<Connection>> LiveNow() { return Live(/*look=*/true); }
   // Opens a connection of its own, and waits as Live does: from now on, where Live has not missed
   // the daemon before.
   Result<std::shared_ptr<Connection>> Aside(bool shared_memory);
@@ -70,6 +73,7 @@ class Link {
  private:
   using Clock = std::chrono::steady_clock;
 
+  Result<std::shared_ptr<Connection>> Live(bool look);
   // The lock is held for both. Until when a call that finds no daemon waits for one.
   Clock::time_point PatientUntil() const;
   // Notes that a daemon answered, if it did, also where it refused.

@@ -94,7 +94,7 @@ Result<ModelPage> RemoteStore::ListModels(const ListSpec& spec) {
 
 Status RemoteStore::RemoveModel(std::string_view name) {
   // Not repeated: the second call would find nothing to remove.
-  PREFIXD_ASSIGN(auto connection, link_->Live());
+  PREFIXD_ASSIGN(auto connection, link_->LiveNow());
   PREFIXD_ASSIGN(
       auto reply,
       connection->Do({MessageType::kRemoveModel, {{"model", name}}, {}, {}, nullptr, {}}));
@@ -229,7 +229,7 @@ Result<PrefixDetail> RemoteStore::Prefix(std::string_view prefix) {
 
 Status RemoteStore::Remove(std::string_view prefix) {
   // Not repeated: the second call would find nothing to remove.
-  PREFIXD_ASSIGN(auto connection, link_->Live());
+  PREFIXD_ASSIGN(auto connection, link_->LiveNow());
   PREFIXD_ASSIGN(auto reply,
                  connection->Do({MessageType::kRemove, {{"prefix", prefix}}, {}, {}, nullptr, {}}));
   return {};

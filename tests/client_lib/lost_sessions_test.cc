@@ -77,6 +77,24 @@ TEST_P(LostSessions, ReportsFindTheDaemonAgain) {
   EXPECT_TRUE(session->Detach().ok());
 }
 
+// Removals are not sent twice, so they must not go over a connection whose end nobody has noticed.
+TEST_P(LostSessions, RemovalsFindTheDaemonAgain) {
+  if (Remote()) GTEST_SKIP() << "the next daemon has another port";
+  Put(*client_);
+  const auto client = Connected(30000);
+  const auto restart = [&] {
+    Kill();
+    daemon_ = std::make_unique<DaemonProcess>(dir_.path(), std::vector<std::string>());
+    ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  };
+  ASSERT_NO_FATAL_FAILURE(restart());
+  const Status removed = client->Remove(prefix_);
+  EXPECT_TRUE(removed.ok()) << removed.error().message;
+  ASSERT_NO_FATAL_FAILURE(restart());
+  const Status model = client->RemoveModel(prompt_.model.name);
+  EXPECT_TRUE(model.ok()) << model.error().message;
+}
+
 // The connection allows two minutes for a call, the sessions a fifth of a second.
 TEST_P(LostSessions, EndInTheirTime) {
   Put(*client_);
