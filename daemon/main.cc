@@ -83,13 +83,23 @@ Result<std::string> ListenHttp(const Config& config, Server* server) {
   return "http://" + (v6 ? "[" + bound.host + "]" : bound.host) + ":" + std::to_string(bound.port);
 }
 
+// Until the server catches it SIGHUP waits: it must not end a daemon that opens its store, and
+// files that changed after they were read are read again.
+void HoldHangup(int how) {
+  sigset_t hangup;
+  ::sigemptyset(&hangup);
+  ::sigaddset(&hangup, SIGHUP);
+  ::pthread_sigmask(how, &hangup, nullptr);
+}
+
 int Serve(const CommandLine& line, Config config) {
+  HoldHangup(SIG_BLOCK);  // threads that are made meanwhile never take it
   if (Status s = SetUpLogging(config.log_level, config.log_file, config.log_format); !s.ok())
     return Fail(s.error());
   const auto descriptors = DivideDescriptors(config, RaiseDescriptorLimit());
   if (!descriptors.ok()) return Fail(descriptors.error());
   if (!descriptors->warning.empty()) spdlog::warn("{}", descriptors->warning);
-  config.max_connections = descriptors->connections;
+  LowerConnections(*descriptors, &config);
   auto table = Access::Load(config.tokens_file);
   if (!table.ok()) return Fail(table.error());
   auto tls = LoadTls(TlsFilesOf(config));
@@ -109,6 +119,7 @@ int Serve(const CommandLine& line, Config config) {
   const std::shared_ptr<MemoryBudget> memory = (*store)->memory();
   Server server(config, *std::move(store), Access(*std::move(table)), memory, descriptors->puts,
                 *tls);
+  HoldHangup(SIG_UNBLOCK);
   std::vector<Listener> listeners;
   if (!config.socket.empty()) {
     auto listener =

@@ -17,22 +17,14 @@ namespace {
 constexpr uint64_t kLeastRegionBytes = 1 << 20;
 constexpr uint32_t kRingSlots = 16;
 
-// Regions together take a quarter of the memory at most: clients that only hold one must not keep
-// calls from theirs.
-bool TakeRegion(const ServerContext& context, const Admission& a, uint64_t bytes,
-                MemoryCharge* charge) {
-  if (!context.memory) return true;
-  const uint64_t used = context.memory->used(MemoryKind::kRegions);
-  if (used + bytes > context.memory->capacity() / 4) return false;
-  auto taken = a.account.TryTake(MemoryKind::kRegions, bytes);
-  if (!taken) return false;
-  *charge = *std::move(taken);
-  return true;
-}
-
 // Clients come as often as they like, so such lines are few, too.
 void Warn(ServerContext& context, const std::string& what) {
   if (const auto more = context.refusals.Line()) spdlog::warn("{}{}", what, *more);
+}
+
+Error NoRoom(const std::string& tenant) {
+  return {Code::kResourceExhausted, "the memory budget, or the part of tenant '" + tenant +
+                                        "' in what is for shared memory, has no room for it"};
 }
 
 // A client without a ring sends its steps as messages.
@@ -40,7 +32,9 @@ void MakeRing(ServerContext& context, Admission& a) {
   const uint64_t bytes = context.config.ring_mib << 20;
   if (bytes == 0) return;
   const RingShape shape{kRingSlots, bytes / kRingSlots};
-  if (!TakeRegion(context, a, shape.bytes(), &a.ring_memory)) return;
+  if (!context.regions.TryTake(a.peer.tenant, shape.bytes(), &a.ring_memory)) {
+    return Warn(context, "no ring for a client: " + NoRoom(a.peer.tenant).message);
+  }
   auto ring = StepRing::Create(shape);
   if (!ring.ok()) {
     a.ring_memory.Release();
@@ -87,11 +81,12 @@ Result<Admission> Admit(ServerContext& context, const wire::Hello& hello, bool l
     // A client may touch all of it at any time. Where memory is short it gets less, or none: its
     // messages then go through the socket.
     uint64_t bytes = context.config.shared_memory_mib << 20;
-    while (bytes >= kLeastRegionBytes && !TakeRegion(context, a, bytes, &a.memory)) bytes /= 2;
-    auto region = bytes >= kLeastRegionBytes
-                      ? SharedRegion::Create(bytes)
-                      : Result<SharedRegion>(Error{Code::kResourceExhausted,
-                                                   "the memory budget has no room for it"});
+    while (bytes >= kLeastRegionBytes &&
+           !context.regions.TryTake(a.peer.tenant, bytes, &a.memory)) {
+      bytes /= 2;
+    }
+    auto region = bytes >= kLeastRegionBytes ? SharedRegion::Create(bytes)
+                                             : Result<SharedRegion>(NoRoom(a.peer.tenant));
     if (region.ok()) {
       a.region = *std::move(region);
       a.reply.region_bytes = a.region.bytes().size();

@@ -4,6 +4,7 @@
 #include "daemon/access/access.h"
 #include "daemon/calls/peer.h"
 #include "daemon/connections/server_context.h"
+#include "daemon/limits/region_memory.h"
 #include "prefixd/result.h"
 #include "protocol/codec.h"
 #include "protocol/shared_region.h"
@@ -15,10 +16,10 @@ struct Admission {
   Credential credential;
   Peer peer;
   wire::HelloReply reply;
-  SharedRegion region;  // empty: not requested, not allowed, or not to be had
-  MemoryCharge memory;  // the region's
-  StepRing ring;        // empty, too: not for clients over TCP, or of another version
-  MemoryCharge ring_memory;
+  SharedRegion region;         // empty: not requested, not allowed, or not to be had
+  RegionMemory::Taken memory;  // the region's
+  StepRing ring;               // empty, too: not for clients over TCP, or of another version
+  RegionMemory::Taken ring_memory;
   MemoryAccount account;  // the tenant's
 };
 

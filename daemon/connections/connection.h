@@ -118,13 +118,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const uint64_t id_;
   boost::asio::steady_timer hello_timer_;
   SharedRegion region_;
-  MemoryCharge region_memory_;
+  RegionMemory::Taken region_memory_;
   std::string tenant_;  // once it is known
   std::optional<Credential> credential_;
   MemoryAccount account_;  // the tenant's
   std::unique_ptr<RequestHandler> handler_;
   std::shared_ptr<StepService::Ring> ring_;
-  MemoryCharge ring_memory_;
+  RegionMemory::Taken ring_memory_;
   bool ring_left_ = false;
   bool ring_running_ = false;  // its calls may run, also after LeaveRing
   uint64_t shared_bytes_ = 0;  // of region and ring

@@ -13,6 +13,7 @@
 #include "daemon/access/tls.h"
 #include "daemon/calls/slow_steps.h"
 #include "daemon/limits/connection_limits.h"
+#include "daemon/limits/region_memory.h"
 #include "daemon/limits/slots.h"
 #include "daemon/limits/tenant_threads.h"
 #include "daemon/process/log_throttle.h"
@@ -52,7 +53,8 @@ struct ServerContext {
   ConnectionLimits limits;  // io thread only
   LogThrottle refusals;     // io thread only: lines about peers that are refused
   Slots puts, sessions;     // of all connections
-  Watch watch = {};         // any thread
+  RegionMemory regions{memory};
+  Watch watch = {};                                                      // any thread
   SlowSteps slow_steps{std::chrono::milliseconds(config.slow_step_ms)};  // any thread
   std::function<wire::ServerStats()> stats;                              // any thread
   std::function<void(const Connection*)> on_gone;                        // io thread only

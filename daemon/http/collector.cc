@@ -11,6 +11,7 @@
 
 #include "base/capture_errors.h"
 #include "daemon/http/metrics.h"
+#include "daemon/limits/with_memory.h"
 
 namespace prefixd::daemon {
 namespace {
@@ -82,13 +83,15 @@ void Collector::Work() {
       asked = std::move(asked_.front());
       asked_.pop_front();
     }
-    HttpAnswer answer;
+    std::optional<HttpAnswer> answer;  // to make one takes memory
     const prefixd::Status made = CaptureErrors([&]() -> prefixd::Status {
       answer = Make(asked.what, asked.viewer);
       return {};
     });
-    if (!made.ok()) answer = TextAnswer(503, made.error().message);
-    asked.done(std::move(answer));
+    if (!made.ok()) {
+      answer = WithMemory([&] { return TextAnswer(503, made.error().message); });
+    }
+    asked.done(*std::move(answer));
   }
 }
 

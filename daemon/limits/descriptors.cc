@@ -48,6 +48,15 @@ Result<DescriptorShares> DivideDescriptors(const Config& config, uint64_t descri
   return d;
 }
 
+void LowerConnections(const DescriptorShares& shares, Config* config) {
+  if (shares.connections >= config->max_connections) return;
+  config->max_connections = shares.connections;
+  const uint64_t part = shares.connections - std::max<uint64_t>(1, shares.connections / 4);
+  for (uint64_t* most : {&config->max_tcp_connections, &config->max_tenant_connections}) {
+    *most = std::min(*most, part);  // 0 stays: three quarters
+  }
+}
+
 uint64_t RaiseDescriptorLimit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;

@@ -21,6 +21,10 @@ struct DescriptorShares {
 // Divides so many descriptors. kFailedPrecondition names how many it takes.
 Result<DescriptorShares> DivideDescriptors(const Config& config, uint64_t descriptors);
 
+// Lowers limits.max_connections to the share. Parts of it that are given leave others a quarter
+// then: they were chosen for the larger total.
+void LowerConnections(const DescriptorShares& shares, Config* config);
+
 // Raises the process's limit as far as it may, and returns it.
 uint64_t RaiseDescriptorLimit();
 

@@ -1,8 +1,12 @@
 // Lets one allocation after the other fail on the daemon's threads while a client puts, attaches
 // and steps: every call gets an answer or its connection ends, and the daemon serves on.
+#include <future>
 #include <random>
 
 #include "base/every_page.h"
+#include "daemon/calls/request_handler.h"
+#include "daemon/http/collector.h"
+#include "tests/daemon/connections/stepping_store.h"
 #include "tests/daemon/daemon_in_process.h"
 #include "tests/runtime/runtime_fixture.h"
 #include "tests/support/failing_new.h"
@@ -97,6 +101,47 @@ TEST_F(DaemonMemoryTest, TheDaemonServesOn) {
   EXPECT_GT(hits, 10u);
   std::printf("%u allocations failed\n", hits);
   EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+// A thread that serves rings has nobody above it who would catch an exception.
+TEST(FailingThreads, ARingsCallIsAnsweredAndNoted) {
+  SteppingStore store(std::make_shared<SteppingStore::Control>());
+  daemon::Watch watch;
+  daemon::RequestHandler handler(store, {"tenant-of-a-ring", false, true}, {}, {.watch = &watch},
+                                 [] { return wire::ServerStats{}; });
+  std::vector<std::byte> slot(4096);  // no step: the call is refused as a whole
+  daemon::StepScratch scratch{MemoryAccount()};
+  uint64_t calls = 0;
+  for (bool failed = true; failed; ++calls) {
+    FailingNew::Arm(Victims::kCaller, static_cast<int64_t>(calls) + 1);
+    const daemon::StepServed served = handler.StepInSlot(slot, scratch);
+    failed = FailingNew::Disarm();
+    EXPECT_FALSE(served.ok);
+  }
+  EXPECT_GT(calls, 3u);
+  uint64_t noted = 0;
+  for (const uint64_t n : watch.Take(std::nullopt).failed) noted += n;
+  EXPECT_EQ(noted, calls);
+}
+
+TEST(FailingThreads, AnAnswerOverHttpIsMade) {
+  const auto control = std::make_shared<SteppingStore::Control>();
+  control->throws = true;
+  SteppingStore store(control);
+  const TempDir dir;
+  const daemon::Watch watch;
+  daemon::Collector collector(store, dir.path(), watch, [] { return wire::ServerStats{}; });
+  int64_t n = 0;
+  for (bool failed = true; failed;) {
+    std::promise<unsigned> status;
+    FailingNew::Arm(Victims::kOthers, ++n);
+    ASSERT_TRUE(
+        collector.Ask(daemon::Collector::What::kMetrics, {},
+                      [&](const daemon::HttpAnswer& answer) { status.set_value(answer.status); }));
+    EXPECT_EQ(status.get_future().get(), 503u);
+    failed = FailingNew::Disarm();
+  }
+  EXPECT_GT(n, 1);
 }
 
 }  // namespace

@@ -140,6 +140,23 @@ class DaemonMemory : public ::testing::Test {
   std::map<std::string, int> refused_;
 };
 
+// Of the quarter for shared memory a tenant that only connects has three quarters.
+TEST_F(DaemonMemory, OneTenantsRegionsLeaveOthersTheirs) {
+  Start("512MiB");
+  std::vector<std::unique_ptr<RemoteStore>> greedy;
+  for (int i = 0; i < 24; ++i) {
+    greedy.push_back(Connect("greedy", true));
+    ASSERT_TRUE(greedy.back());
+  }
+  EXPECT_TRUE(greedy.front()->shared_memory());
+  EXPECT_FALSE(greedy.back()->shared_memory());
+  EXPECT_LE(greedy.front()->Server()->shared_memory_bytes, 96u << 20);
+  EXPECT_NE(daemon_->Stderr().find("no ring for a client: "), std::string::npos);
+  const auto other = Connect("other", true);
+  ASSERT_TRUE(other);
+  EXPECT_TRUE(other->shared_memory());
+}
+
 TEST_F(DaemonMemory, StaysWithinItsBoundWhateverIsAskedOfIt) {
   constexpr uint64_t kMemory = 512 * kMebi;
   Start("512MiB");

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "client_lib/remote_store.h"
@@ -181,6 +182,23 @@ TEST_F(TokensTest, AConnectionEndsWithItsToken) {
   EXPECT_EQ(daemon_->Wait(), 0) << daemon_->Stderr();
 }
 
+// A file that changed while the daemon opened its store was read before that.
+TEST_F(TokensTest, AHangupBeforeTheDaemonIsReadyIsKept) {
+  daemon_.reset();
+  for (int round = 0; round < 5; ++round) {
+    std::filesystem::remove(dir_.path() / "stderr");  // the last daemon's
+    DaemonProcess daemon(dir_.path(), {"--tokens", file_}, DaemonProcess::Await::kNothing);
+    const auto said = [&](const std::string& text) {
+      return daemon.Stderr().find(text) != std::string::npos;
+    };
+    ASSERT_TRUE(Eventually([&] { return said("opening the store"); }));
+    daemon.Signal(SIGHUP);
+    ASSERT_TRUE(Eventually([&] { return said("tokens were read again"); })) << daemon.Stderr();
+    daemon.Signal(SIGTERM);
+    EXPECT_EQ(daemon.Wait(), 0) << daemon.Stderr();
+  }
+}
+
 TEST_F(TokensTest, PrefixctlMakesThemAndTheDaemonTakesThem) {
   const auto made = RunProgram(PREFIXCTL_BINARY, {"token", "new", "team-c", "--file", file_,
                                                   "--rights", "read", "--name", "x"});
@@ -195,6 +213,18 @@ TEST_F(TokensTest, PrefixctlMakesThemAndTheDaemonTakesThem) {
                                  {"prefixes", "list", "--json", "--address", daemon_->tcp_address(),
                                   "--token-file", dir_.path() / "secret"});
   EXPECT_EQ(status.code, 0) << status.err;
+  // A client finds the token in what is printed without --file, too.
+  std::ofstream(dir_.path() / "all") << "# The token, for the client\n\n"
+                                     << token << "\n\n# For the daemon's file\n[[tokens]]\n";
+  const auto list = [&](const std::string& file) {
+    return RunProgram(PREFIXCTL_BINARY, {"prefixes", "list", "--address", daemon_->tcp_address(),
+                                         "--token-file", dir_.path() / file});
+  };
+  EXPECT_EQ(list("all").code, 0) << list("all").err;
+  std::ofstream(dir_.path() / "none") << "# nothing\n\n";
+  EXPECT_EQ(list("none").code, 1);
+  EXPECT_NE(list("none").err.find("there is no token in"), std::string::npos);
+  EXPECT_EQ(RunProgram(PREFIXCTL_BINARY, {"token", "check", "/nonexistent"}).code, 1);
   const auto check = RunProgram(PREFIXCTL_BINARY, {"token", "check", file_});
   EXPECT_EQ(check.code, 0) << check.err;
   EXPECT_NE(check.out.find("team-c"), std::string::npos) << check.out;

@@ -3,6 +3,7 @@
 
 #include "base/descriptor_limit.h"
 #include "daemon/limits/descriptors.h"
+#include "daemon/limits/region_memory.h"
 #include "daemon/limits/slots.h"
 #include "daemon/process/log_throttle.h"
 #include "tests/support/expect_ok.h"
@@ -102,6 +103,54 @@ TEST(Descriptors, AcceptingNeverRunsOutOfThem) {
   const auto few = DivideDescriptors(config, 200);
   EXPECT_CODE(few, Code::kFailedPrecondition);
   EXPECT_NE(few.error().message.find("ulimit -n"), std::string::npos);
+}
+
+// What was chosen for the larger total would leave nobody else a place.
+TEST(Descriptors, FewerConnectionsKeepTheirParts) {
+  const auto lowered = [](uint64_t tcp, uint64_t tenant, uint64_t descriptors) {
+    Config config;
+    config.max_connections = 256;
+    config.max_tcp_connections = tcp;
+    config.max_tenant_connections = tenant;
+    const auto shares = DivideDescriptors(config, descriptors);
+    EXPECT_OK(shares);
+    LowerConnections(*shares, &config);
+    EXPECT_EQ(config.max_connections, shares->connections);
+    return config;
+  };
+  const Config ample = lowered(250, 256, 65536);
+  EXPECT_EQ(MostTcpConnections(ample), 250u);
+  EXPECT_EQ(MostTenantConnections(ample), 256u);
+  const Config few = lowered(200, 250, 350);
+  ASSERT_LT(few.max_connections, 200u);
+  const uint64_t part = few.max_connections - few.max_connections / 4;
+  EXPECT_EQ(MostTcpConnections(few), part);
+  EXPECT_EQ(MostTenantConnections(few), part);
+  EXPECT_EQ(MostTcpConnections(lowered(0, 0, 350)), part);
+  EXPECT_EQ(MostTcpConnections(lowered(3, 2, 350)), 3u);
+  EXPECT_EQ(MostTenantConnections(lowered(3, 2, 350)), 2u);
+}
+
+TEST(RegionMemoryTest, OneTenantLeavesOthersRoom) {
+  const auto budget = MemoryBudget::Create({.capacity = 64 << 20});
+  RegionMemory regions(budget);
+  constexpr uint64_t kMiB = 1 << 20;
+  RegionMemory::Taken a, b, c, d;
+  EXPECT_FALSE(regions.TryTake("greedy", 13 * kMiB, &a));  // three quarters of a quarter are 12
+  EXPECT_TRUE(regions.TryTake("greedy", 8 * kMiB, &a));
+  EXPECT_FALSE(regions.TryTake("greedy", 8 * kMiB, &b));
+  EXPECT_TRUE(regions.TryTake("greedy", 4 * kMiB, &b));
+  EXPECT_FALSE(regions.TryTake("greedy", 1, &c));
+  EXPECT_TRUE(regions.TryTake("other", 4 * kMiB, &c));
+  EXPECT_FALSE(regions.TryTake("third", 1, &d));  // the whole quarter is taken
+  EXPECT_EQ(budget->used(MemoryKind::kRegions), 16 * kMiB);
+  b = {};
+  EXPECT_TRUE(regions.TryTake("greedy", 3 * kMiB, &d));
+  a.Release(), c.Release(), d.Release();
+  EXPECT_EQ(budget->used(MemoryKind::kRegions), 0u);
+  EXPECT_TRUE(regions.TryTake("greedy", 12 * kMiB, &a));
+  RegionMemory unbounded(nullptr);
+  EXPECT_TRUE(unbounded.TryTake("any", 1ull << 40, &b));
 }
 
 TEST(SlotsTest, OneTenantNeverTakesTheLastQuarter) {
