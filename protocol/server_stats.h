@@ -45,7 +45,9 @@ inline constexpr auto kStatistics<wire::ServerStats> = [] {
       Counter("connections_silent_closed", &S::connections_silent_closed, kNone,
               "Connections that said no hello and made room for new ones."),
       Counter("calls", &S::calls, kNone, "Calls received."),
-      Counter("calls_failed", &S::calls_failed, kNone, "Calls answered by an error."),
+      Counter("calls_failed", &S::calls_failed, kNone,
+              "Calls answered by an error, and calls of steps of which one failed. Not those by "
+              "which a client waits for other puts."),
       Counter("calls_dropped", &S::calls_dropped, kNone,
               "Calls that never began because their connection had ended."),
       Gauge("calls_running", &S::calls_running, kNone, "Calls that are carried out now."),

@@ -63,8 +63,10 @@ std::vector<Option> OptionsOf(Config& c) {
             "tenants, and can change nothing. Read again on SIGHUP. Tokens of auth.tokens are "
             "taken, too.")
           .WithFlag("http-token-file"),
-      Number("", "http.max_connections", &c.http_max_connections, {"connections"}, {1, 64},
-             "Connections over HTTP; further ones are refused.")
+      Number(
+          "", "http.max_connections", &c.http_max_connections, {"connections"}, {1, 64},
+          "Connections over HTTP. Beyond it the longest one whose request has not come is closed "
+          "for each new one; where all have come, the new one is refused.")
           .WithFlag("http-max-connections"),
       Number("", "http.timeout_s", &c.http_timeout_s, kSeconds, {1, 600},
              "How long a request over HTTP may take to arrive, and its answer to be made and to be "
@@ -74,11 +76,14 @@ std::vector<Option> OptionsOf(Config& c) {
       Number("", "limits.max_connections", &c.max_connections, {"connections"}, {1, 65536},
              "Connections beyond it are told so and closed. Fewer where the process may not open "
              "so many files."),
-      Number(
-          "", "limits.max_tcp_connections", &c.max_tcp_connections, {"connections"}, {0, 65536},
-          "Those of them over TCP. 0: three quarters, so that local clients always find a place."),
+      Number("", "limits.max_tcp_connections", &c.max_tcp_connections, {"connections"}, {0, 65536},
+             "Those of them over TCP. 0: three quarters, so that local clients always find a "
+             "place; no "
+             "more than that where files lower the total."),
       Number("", "limits.max_tenant_connections", &c.max_tenant_connections, {"connections"},
-             {0, 65536}, "Those of them for one tenant. 0: three quarters."),
+             {0, 65536},
+             "Those of them for one tenant. 0: three quarters, and no more where files lower the "
+             "total."),
       Number("", "limits.max_silent_connections", &c.max_silent_connections, {"connections"},
              {1, 65536},
              "Connections over TCP, and local ones, that have not said hello for a second: beyond "
@@ -102,7 +107,7 @@ std::vector<Option> OptionsOf(Config& c) {
           "cores hold one, and those on one prefix are run together."),
       Number("", "limits.polling_threads", &c.polling_threads, kThreads, {0, 1024},
              "How many of them may poll at a time, each for the next step of one client that asks "
-             "for it. 0: none."),
+             "for it, while another is free. 0: none."),
       Number(
           "", "limits.workers", &c.workers, kThreads, {1, 1024},
           "Threads that carry out calls: of a connection one at a time, and up to four more that "
@@ -111,8 +116,8 @@ std::vector<Option> OptionsOf(Config& c) {
           "tenant gets three quarters."),
       Number(
           "", "limits.long_workers", &c.long_workers, kThreads, {1, 64},
-          "Threads for verify and wait_ready; each such call holds one until it ends. One tenant "
-          "gets three quarters."),
+          "Threads for verify, wait_ready, explain, rewrite, compress and persist; each such call "
+          "holds one until it ends. One tenant gets three quarters."),
       Number("", "limits.hello_timeout_s", &c.hello_timeout_s, kSeconds, {1, 3600},
              "A connection that has not said hello by then is closed.")
           .WithFlag("hello-timeout"),
