@@ -17,16 +17,10 @@ using wire::Json;
 using wire::ToJson;
 
 bool RequestHandler::Waits(const Request& request, const Error& error) {
-  const auto alone = [&](const char* spec) {
-    const auto it = request.control.find(spec);
-    return error.code == Code::kUnavailable && it != request.control.end() && it->is_object() &&
-           it->value("alone", Json(false)) == Json(true);
-  };
   switch (request.type) {
     case wire::MessageType::kBeginPut:
-      return alone("put");
-    case wire::MessageType::kPersist:
-      return alone("persist");
+    case wire::MessageType::kPersist:  // beside another one of the same tokens
+      return error.code == Code::kUnavailable && error.retry_after_ms > 0;
     case wire::MessageType::kPutCommit:  // of a part, before the others have committed theirs
       return error.code == Code::kFailedPrecondition && error.retry_after_ms > 0;
     default:

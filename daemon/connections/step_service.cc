@@ -202,7 +202,7 @@ bool StepService::Enter(const std::shared_ptr<Ring>& ring) {
     }
     if (std::ranges::find(tenant.waiting, ring->id) == tenant.waiting.end()) {
       tenant.waiting.push_back(ring->id);
-      ++waiting_;
+      ++tenant.waits;
     }
     return false;
   });
@@ -214,7 +214,7 @@ std::shared_ptr<StepService::Ring> StepService::NextFor(const Ring& ring) {
   while (!tenant.waiting.empty()) {
     const auto next = rings_.find(tenant.waiting.front());
     tenant.waiting.pop_front();
-    --waiting_;
+    --tenant.waits;
     if (next != rings_.end()) return next->second;
   }
   ++free_;
@@ -270,17 +270,21 @@ void StepService::RunCalls(Ring& ring, StepScratch& scratch) {
   }
 }
 
+bool StepService::OthersWant(const Ring& ring) const {
+  return free_ == 0 || ring.tenant->second.waits > 0;
+}
+
 // Returns whether a slot is asked for. While the ring counts as polled its client rings no bell, so
 // all slots are looked at again behind that.
 bool StepService::Poll(Ring& ring, std::chrono::microseconds time) {
-  if (polling_.fetch_add(1) >= polling_most_ || OthersWant() || ring.polled.exchange(true)) {
+  if (polling_.fetch_add(1) >= polling_most_ || OthersWant(ring) || ring.polled.exchange(true)) {
     --polling_;
     return false;
   }
   ring.ring.SetPolling(true);
   const auto until = Clock::now() + std::min<std::chrono::microseconds>(time, kMostSpin);
   for (uint32_t round = 0; !ring.asked(); ++round) {
-    if (round % 16 == 15 && (OthersWant() || Clock::now() >= until || ring.left())) break;
+    if (round % 16 == 15 && (OthersWant(ring) || Clock::now() >= until || ring.left())) break;
     PollPause(round);
   }
   ring.ring.SetPolling(false);

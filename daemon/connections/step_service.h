@@ -7,8 +7,8 @@
 // client keeps others waiting with many calls. A tenant that has threads takes another only while,
 // with it, it holds at most three times as many as stay free: its other calls wait for those. Who
 // asks for it is polled after an answer, for kMostSpin at most, by limits.polling_threads threads
-// at a time and only while another thread is free and no ring waits for one; nobody polls an idle
-// ring.
+// at a time, and only while another thread is free and no ring of its tenant waits for one; nobody
+// polls an idle ring.
 //
 // Thread-safety: all methods may be called concurrently. They must not be called after Stop.
 #pragma once
@@ -51,6 +51,7 @@ class StepService {
     size_t rings = 0;
     size_t running = 0;            // threads
     std::deque<uint64_t> waiting;  // rings, each once
+    std::atomic<size_t> waits{0};  // its size, for who has no lock
   };
 
  public:
@@ -75,8 +76,8 @@ class StepService {
   std::shared_ptr<Ring> Find(uint64_t id) const;
   void RunCalls(Ring& ring, StepScratch& scratch);
   bool Poll(Ring& ring, std::chrono::microseconds time);
-  // Whether others may wait for a thread: no thread is free, or a ring waits for its tenant's.
-  bool OthersWant() const { return free_ == 0 || waiting_ > 0; }
+  // Whether others may wait for this ring's thread: none is free, or a ring of its tenant waits.
+  bool OthersWant(const Ring& ring) const;
   void RingAgain(const Ring& ring) const;
 
   ServerCounters& counters_;
@@ -84,8 +85,7 @@ class StepService {
   const size_t polling_most_;
   int epoll_ = -1, stop_bell_ = -1;
   std::atomic<size_t> polling_{0};
-  // Changed under mutex_: threads that run no calls, and rings that wait for one of their tenant's.
-  std::atomic<size_t> free_{0}, waiting_{0};
+  std::atomic<size_t> free_{0};  // threads that run no calls; changed under mutex_
 
   mutable std::mutex mutex_;  // guards the rest
   std::map<uint64_t, std::shared_ptr<Ring>> rings_;

@@ -130,6 +130,7 @@ void SegmentQueue::Run(const SegmentId& id, const std::shared_ptr<WorkProgress>&
     standing = {IngestState::kPending, std::nullopt};
   } else if (status.ok()) {
     standing = {IngestState::kReady, std::nullopt};
+    it->second.pause = {};
   } else {
     Entry& entry = it->second;
     if (MayPass(status.error())) {

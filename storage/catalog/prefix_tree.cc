@@ -136,11 +136,11 @@ Result<SegmentRecord> PrefixTree::Erase(const SegmentId& id, const Commit& commi
                                                 " others; remove those first"};
   }
   if (it->second.pins > 0) return IsOpen(id);
-  PREFIXD_TRY(commit());
+  // Nothing fails behind the commit.
   SegmentRecord record = it->second.record;
-  if (const auto key = HistoryKey(it->second)) {
-    past_uses_.Remember(*key, {it->second.heat, it->second.last_used_unix_ms});
-  }
+  const auto key = HistoryKey(it->second);
+  PREFIXD_TRY(commit());
+  if (key) past_uses_.Remember(*key, {it->second.heat, it->second.last_used_unix_ms});
   EraseNode(id);
   return record;
 }

@@ -5,6 +5,11 @@
 #include "base/call_scope.h"
 
 namespace prefixd::storage {
+namespace {
+
+constexpr uint32_t kAgainMs = 20;  // after which who does not wait may try again
+
+}  // namespace
 
 OpenPuts::Entry& OpenPuts::Entry::operator=(Entry&& other) noexcept {
   if (this != &other) {
@@ -53,7 +58,8 @@ Result<std::optional<OpenPuts::Entry>> OpenPuts::Enter(std::span<const BlockHash
     if (alone && Stores(hashes, stored)) {
       return Error{Code::kUnavailable,
                    "another put of these tokens is under way; wait for it (wait_ms), try again, or "
-                   "store them a second time"};
+                   "store them a second time",
+                   kAgainMs};
     }
   }
   Entry entry;

@@ -113,12 +113,16 @@ Status RoomMaker::Evict(std::span<const EvictionNode> victims, size_t for_quota,
     cause = CauseOf(victim, i < for_quota, why);
     const Status erased = parts_.removal.Erase(victim.id, cause);
     if (parts_.tree.Record(victim.id).ok()) {
-      // Needed again: open, or others continue it. Or it cannot be removed, and others go for it.
-      if (!erased.ok() && erased.error().code != Code::kFailedPrecondition) {
-        LogWarning("segment " + victim.id.ToString() +
-                   " cannot be evicted: " + erased.error().message);
-        stuck_.insert_or_assign(victim.id, erased.error());
+      if (erased.ok() || erased.error().code == Code::kFailedPrecondition)
+        continue;                                   // needed again
+      if (erased.error().code != Code::kCorrupt) {  // of the others, too
+        ended = Error{erased.error().code,
+                      "evicting segment " + victim.id.ToString() + ": " + erased.error().message};
+        break;
       }
+      LogWarning("segment " + victim.id.ToString() +
+                 " cannot be evicted: " + erased.error().message);
+      stuck_.insert_or_assign(victim.id, erased.error());
       continue;
     }
     // The segment is gone, even if its file could not be removed yet.

@@ -74,8 +74,8 @@ class RoomMaker {
   CallMutex eviction_mutex_;
   // Guarded by eviction_mutex_.
   std::set<std::string, std::less<>> wanted_room_;  // whose puts came since the last headroom
-  std::map<SegmentId, Error> stuck_;                // what could not be evicted, in this call
-  int in_vain_ = 0;                                 // evictions in a row that freed nothing
+  std::map<SegmentId, Error> stuck_;  // what is too damaged to be evicted, in this call
+  int in_vain_ = 0;                   // evictions in a row that freed nothing
   std::chrono::steady_clock::time_point futile_until_{};
   struct EvictionCount {
     uint64_t segments = 0, bytes = 0;

@@ -25,6 +25,7 @@
 #include "storage/core/segment_removal.h"
 #include "storage/core/store_counters.h"
 #include "storage/core/stored_models.h"
+#include "storage/core/unreadable.h"
 #include "storage/core/verifier.h"
 #include "storage/files/ballast.h"
 #include "storage/files/blob_store.h"
@@ -78,6 +79,7 @@ class StoreCore : public std::enable_shared_from_this<StoreCore> {
                                                   : DescriptorsForSegments(DescriptorLimit())};
   SegmentCache files{std::min<size_t>(128, open_files.most() / 2), options.tables_bytes};
   OpenPuts open_puts;
+  Unreadable unreadable;
   StoreCounters counters;
   ReadServices services;  // each prefix adds its tenant's tier
   // Write buffers, as many as a put uses, whose memory the next put need not touch afresh.

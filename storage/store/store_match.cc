@@ -42,8 +42,9 @@ class Matcher {
     for (size_t i = 0; i < chain.size(); ++i) {
       if (!accept_.TakesSegment(chain[i])) return {};
       if (chain[i].lineage != Lineage{}) exact = std::min(exact, chain[i].tokens.begin);
+      if (core_.unreadable.Holds(chain[i].id)) return PassOver();
       auto file = core_.segments->Open(chain[i].id, Need::kIds);
-      if (!file.ok()) return Skip(file.error());
+      if (!file.ok()) return Skip(chain[i].id, file.error());
       const uint32_t begin = chain[i].tokens.begin;
       const uint32_t end = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
       matched = begin + CommonTokens((*file)->tokens().first(end - begin), tokens_, begin);
@@ -81,11 +82,15 @@ class Matcher {
  private:
   // A damaged segment is a miss, and so is one that the disk cannot read: its prompts can be stored
   // anew. The caller learns of any other error, such as that the disk does not answer.
-  Status Skip(const Error& error) {
+  Status Skip(const SegmentId& id, const Error& error) {
     if (error.code == Code::kCorrupt) return {};
     if (error.code != Code::kIo) return error;
+    LogWarning("a stored prompt is passed over for a minute: " + error.message);
+    core_.unreadable.Note(id);
+    return PassOver();
+  }
+  Status PassOver() {
     unreadable_ = true;
-    LogWarning("a stored prompt is passed over: " + error.message);
     return {};
   }
 

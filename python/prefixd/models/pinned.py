@@ -48,7 +48,6 @@ PINNED = {
 
 _TITLE = "# {name}\n"
 _CARD = _TITLE + """
-
 {about}.
 
 - Weights, tokenizer and chat template: the GGUF file `{weights}` of the package {package} {version}

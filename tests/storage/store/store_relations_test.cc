@@ -302,11 +302,11 @@ TEST_F(RelationsTest, WhatCannotBeEvictedStandsInNobodysWay) {
   ASSERT_OK(BeginPut(*core, "m", "t", Prompt(60, 40000), "", {}));
   EXPECT_TRUE((*core)->tree.Record(other_).ok());
   EXPECT_FALSE((*core)->tree.Record(grandchild_).ok());
-  catalog->fail_remove = true;
-  const auto refused = BeginPut(*core, "m", "t", Prompt(300, 50000), "", {});
+  const auto refused = BeginPut(*core, "m", "t", Prompt(2000, 50000), "", {});
   EXPECT_CODE(refused, Code::kResourceExhausted);
-  EXPECT_NE(refused.error().message.find("cannot be evicted"), std::string::npos)
-      << refused.error().message;
+  // A catalog that takes no removals at all is another matter.
+  catalog->fail_remove = true;
+  EXPECT_CODE(BeginPut(*core, "m", "t", Prompt(300, 50000), "", {}), Code::kIo);
 }
 
 TEST_F(RelationsTest, AHostTierBeyondMemoryIsRefused) {
