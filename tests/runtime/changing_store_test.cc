@@ -66,6 +66,7 @@ TEST_F(ChangingStoreTest, AttachFollowsAPrefixThatIsCompactedMeanwhile) {
     const auto twice = storage.Compact(*once, 1000);
     EXPECT_OK(twice);
   };
+  watched_->watching = true;
   StepPolicy full;
   full.mode = StepMode::kFull;
   const auto session = store_->Attach({spec_.name, "", whole.tokens, "", 0, full});
@@ -81,10 +82,10 @@ TEST_F(ChangingStoreTest, AttachToAPrefixThatIsRemovedMeanwhileFindsNone) {
   const auto prompt = MakePrompt(spec_.geometry, 100, Seed("ChangingStore") + 1);
   const std::string id = PutReady(prompt);
   watched_->behind_get = [&](const SegmentId& asked) {
-    if (asked.ToString() != id) return;
-    watched_->behind_get = nullptr;
+    if (asked.ToString() != id || !watched_->watching.exchange(false)) return;
     EXPECT_OK(watched_->inner().Remove(asked));
   };
+  watched_->watching = true;
   EXPECT_CODE(store_->Attach({.model = spec_.name, .tokens = prompt.tokens}), Code::kNotFound);
 }
 
@@ -109,6 +110,7 @@ TEST_F(ChangingStoreTest, PagesOfPrefixesEndByTheirBytes) {
     }
     return page;
   };
+  watched_->watching = true;
   ListSpec spec;
   std::vector<std::string> seen;
   int pages = 0;

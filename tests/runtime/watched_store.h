@@ -2,6 +2,7 @@
 // in its place.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,6 +21,8 @@ class WatchedStore final : public storage::PrefixStore {
   explicit WatchedStore(std::unique_ptr<storage::PrefixStore> inner) : inner_(std::move(inner)) {}
 
   storage::PrefixStore& inner() { return *inner_; }
+  // The store's own threads call it, too: what is set below counts once `watching` is true.
+  std::atomic<bool> watching{false};
   // Called behind each GetPrefix, with the id that was asked for.
   std::function<void(const SegmentId&)> behind_get;
   // Lists these instead of what is stored, unless it is null.
@@ -42,12 +45,12 @@ class WatchedStore final : public storage::PrefixStore {
   }
   Result<storage::PrefixInfo> GetPrefix(const SegmentId& id) const override {
     auto info = inner_->GetPrefix(id);
-    if (behind_get) behind_get(id);
+    if (watching && behind_get) behind_get(id);
     return info;
   }
   std::vector<storage::PrefixInfo> ListPrefixes(
       const storage::PrefixesAfter& after) const override {
-    return list ? list(after) : inner_->ListPrefixes(after);
+    return watching && list ? list(after) : inner_->ListPrefixes(after);
   }
 
   Result<std::shared_ptr<const storage::StoredPrefix>> OpenPrefix(const SegmentId& id,
