@@ -123,6 +123,18 @@ def refusals(calls: dict[str, Callable[[], object]], answers: multiprocessing.Si
             answers.put((name, type(error).__name__, str(error)))
 
 
+def refused_in_a_child(calls: dict[str, Callable[[], object]]) -> list[tuple[str, str, str]]:
+    """What a forked child's calls end with: name, error, message."""
+    forking = multiprocessing.get_context("fork")
+    answers = forking.SimpleQueue()
+    child = forking.Process(target=refusals, args=(calls, answers))
+    child.start()
+    got = [answers.get() for _ in calls]
+    child.join(60)
+    assert child.exitcode == 0, "the child hangs where it ends"
+    return got
+
+
 def test_a_child_is_refused_and_its_parent_goes_on(store: prefixd.Store) -> None:
     prompt, other = Prompt(), Prompt(seed=3)
     prompt.put(store)
@@ -146,14 +158,7 @@ def test_a_child_is_refused_and_its_parent_goes_on(store: prefixd.Store) -> None
         "missing": lambda: put.core.write(0, 0, other.k[0], other.v[0]),
         "with": leave,
     }
-    forking = multiprocessing.get_context("fork")
-    answers = forking.SimpleQueue()
-    child = forking.Process(target=refusals, args=(calls, answers))
-    child.start()
-    got = [answers.get() for _ in calls]
-    child.join(60)
-    assert child.exitcode == 0, "the child hangs where it ends"
-    for name, kind, message in got:
+    for name, kind, message in refused_in_a_child(calls):
         assert kind == "FailedPrecondition" and "before fork()" in message, (name, kind, message)
 
     y, _ = session.step(0, prompt.q[0])
@@ -181,14 +186,7 @@ def test_a_put_is_refused_in_a_child_and_hangs_nobody(store: prefixd.Store) -> N
         "abort": put.abort,
         "with": leave,
     }
-    forking = multiprocessing.get_context("fork")
-    answers = forking.SimpleQueue()
-    child = forking.Process(target=refusals, args=(calls, answers))
-    child.start()
-    got = [answers.get() for _ in calls]
-    child.join(60)
-    assert child.exitcode == 0, "the child hangs where it ends"
-    for name, kind, message in got:
+    for name, kind, message in refused_in_a_child(calls):
         wanted = "ZeroDivisionError" if name == "with" else "FailedPrecondition"
         assert kind == wanted and "before fork()" in message, (name, kind, message)
     with put:
