@@ -9,6 +9,8 @@ SHELL := bash
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
+# Tests wait for the disk, for daemons and for time: a few more of them than cores.
+TEST_JOBS := $(shell echo $$(( $(JOBS) * 3 / 2 )))
 SOAK_SECONDS ?= 1800
 PREFIX ?= /usr/local
 STAGE := scripts/stage.sh
@@ -39,7 +41,7 @@ test: test-cpp test-python test-torch  ## build, then all tests: C++ first, what
 test-cpp: setup  ## the C++ tests
 	@$(STAGE) "configure" cmake --preset release $(WITH_CUDA)
 	@$(STAGE) "build with tests" cmake --build $(BUILD) -j $(JOBS) --target all tests/all
-	@$(STAGE) "C++ tests" ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+	@$(STAGE) "C++ tests" ctest --test-dir $(BUILD) --output-on-failure -j $(TEST_JOBS)
 
 python-module: setup  ## the extension module of the Python package, in place
 	@scripts/setup_python.sh core
@@ -76,12 +78,12 @@ dev: setup  ## build with assertions and debug symbols, file by file, in build/d
 asan: setup  ## unit tests under address and undefined-behaviour sanitizers
 	@$(STAGE) "configure with sanitizers" cmake --preset asan
 	@$(STAGE) "build with sanitizers" cmake --build build/asan -j $(JOBS) --target prefixd_unit_tests
-	@$(STAGE) "unit tests under sanitizers" ctest --preset asan -j $(JOBS)
+	@$(STAGE) "unit tests under sanitizers" ctest --preset asan -j $(TEST_JOBS)
 
 tsan: setup  ## tests that have threads, under the thread sanitizer
 	@$(STAGE) "configure with the thread sanitizer" cmake --preset tsan
 	@$(STAGE) "build with the thread sanitizer" cmake --build build/tsan -j $(JOBS) --target prefixd_threaded_tests
-	@$(STAGE) "tests under the thread sanitizer" ctest --preset tsan -j $(JOBS)
+	@$(STAGE) "tests under the thread sanitizer" ctest --preset tsan -j $(TEST_JOBS)
 
 fuzz: setup  ## fuzz what is decoded: FUZZ_SECONDS=60 for the store's formats, or FUZZ_RUNS=N executions (resumable)
 	@$(STAGE) "configure fuzz targets" cmake --preset fuzz

@@ -1,12 +1,15 @@
-# prefixd_test(NAME SOURCES... LINK libs... [LABELS unit|e2e|gpu|fuzz|threads ...] [TIMEOUT seconds])
+# prefixd_test(NAME SOURCES... LINK libs... [LABELS unit|e2e|gpu|fuzz|threads ...] [TIMEOUT seconds]
+#              [SHARDS n: ctest runs it as n tests beside each other, a part of its cases each])
 # Tests of attention/ and gpu/ include "tests/support/test.h". It is GoogleTest where that is
 # installed, and a small subset of it on machines that have only a compiler.
 find_package(GTest QUIET)
-# The tests' own files, which sanitizers make long, compile in half the time without optimisation;
-# what they test is optimised as the preset says.
+# The tests' own files take a third less time to compile so. What they test is optimised, and watched
+# as the preset says.
 set(PREFIXD_TEST_OPTIONS)
-if(PREFIXD_SANITIZE)
-  set(PREFIXD_TEST_OPTIONS -O0)
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  set(PREFIXD_TEST_OPTIONS -O1)
+elseif(PREFIXD_SANITIZE MATCHES "undefined")
+  set(PREFIXD_TEST_OPTIONS -fno-sanitize=undefined)
 endif()
 if(TARGET GTest::gtest)
   # This is an executable so that its code is position-independent like that of the tests that use
@@ -29,7 +32,7 @@ add_custom_target(prefixd_unit_tests)
 # attention/, base/, tensors/, decoder/ and the codec of protocol/ have no threads.
 add_custom_target(prefixd_threaded_tests)
 function(prefixd_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;SHARDS" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -57,10 +60,29 @@ function(prefixd_test name)
   if("threads" IN_LIST ARG_LABELS)
     add_dependencies(prefixd_threaded_tests ${name})
   endif()
-  add_test(NAME ${name} COMMAND ${name})
-  # Those that may take longest begin, so that no core waits for them at the end.
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
-                                          COST ${ARG_TIMEOUT})
+  set(tests ${name})
+  if(ARG_SHARDS)
+    set(tests)
+    foreach(shard RANGE 1 ${ARG_SHARDS})
+      list(APPEND tests ${name}_${shard})
+    endforeach()
+  endif()
+  set(index 0)
+  foreach(test ${tests})
+    set(environment)
+    if(ARG_SHARDS)
+      set(environment GTEST_TOTAL_SHARDS=${ARG_SHARDS} GTEST_SHARD_INDEX=${index})
+      math(EXPR index "${index} + 1")
+    endif()
+    # The disk's part is tested without sanitizers; half of these tests' time would be waits for it.
+    if(PREFIXD_SANITIZE AND EXISTS /dev/shm AND name MATCHES "^(storage|runtime)_")
+      list(APPEND environment TMPDIR=/dev/shm)
+    endif()
+    add_test(NAME ${test} COMMAND ${name})
+    # Those that may take longest begin, so that no core waits for them at the end.
+    set_tests_properties(${test} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+      COST ${ARG_TIMEOUT} ENVIRONMENT "${environment}")
+  endforeach()
 endfunction()
 
 # Most tests of stores hold for encrypted ones, too. prefixd_test_with_key(NAME [EXCEPT patterns...])

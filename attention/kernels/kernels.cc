@@ -2,6 +2,9 @@
 
 #include <atomic>
 #include <initializer_list>
+#if defined(PREFIXD_X86_KERNELS)
+#include <cpuid.h>
+#endif
 
 namespace prefixd {
 
@@ -11,12 +14,24 @@ extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 #endif
 
+#if defined(PREFIXD_X86_KERNELS)
+namespace {
+
+// Clang 16's __builtin_cpu_supports does not know "f16c".
+bool HalvesConvert() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+}  // namespace
+#endif
+
 const KernelTable* KernelsFor(Isa isa) {
   if (isa == Isa::kGeneric) return &kGenericKernels;
 #if defined(PREFIXD_X86_KERNELS)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HalvesConvert();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");

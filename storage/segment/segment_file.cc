@@ -117,8 +117,10 @@ Status SegmentFile::LoadTokens(IoEngine& engine) {
   const uint64_t first = layout_.token_page / layout_.checks_per_page();
   const uint64_t last = (layout_.manifest_page - 1) / layout_.checks_per_page();
   AlignedBuffer part;
-  const uint64_t* expected = seal_.entry(std::as_const(table_).data(), layout_.token_page);
-  if (!has_table_) {
+  const uint64_t* expected = nullptr;
+  if (has_table_) {
+    expected = seal_.entry(std::as_const(table_).data(), layout_.token_page);
+  } else {
     PREFIXD_ASSIGN(part, ReadRaw(engine, layout_.table_page + first, last - first + 1));
     expected = seal_.entry(reinterpret_cast<const uint64_t*>(part.data()),
                            layout_.token_page % layout_.checks_per_page());

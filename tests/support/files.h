@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/support/test.h"
@@ -44,8 +45,9 @@ inline void WriteFile(const std::filesystem::path& path, std::string_view bytes)
 }
 
 inline std::string ReadFile(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(out).str();
 }
 
 // Flips bits of one byte of a file.

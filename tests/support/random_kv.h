@@ -16,7 +16,7 @@ namespace prefixd::testing {
 // data.
 class Random {
  public:
-  explicit Random(uint64_t seed) : engine_(seed), normals_(1 << 15) {
+  explicit Random(uint64_t seed) : engine_(seed), normals_(1 << 13) {
     std::normal_distribution<float> normal;
     for (float& x : normals_) x = normal(engine_);
   }
