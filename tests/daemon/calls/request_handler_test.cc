@@ -272,7 +272,7 @@ TEST_F(RequestHandlerTest, RowsInPlaceAreCheckedAndEndWithTheConnection) {
   ASSERT_EQ(first.payload.size(), 48u);
   EXPECT_GT(store_->Stats().value().host_tier_pinned, 0u);
   Json again = good;
-  again["regions"] = {first.control["region"]};
+  again["regions"] = Json::array({first.control["region"]});
   const Response second = Ask(*alice, MessageType::kReadInPlace, again, payload(ids));
   ASSERT_FALSE(second.error);
   EXPECT_EQ(second.fd, -1);  // the client has mapped this region already
