@@ -37,8 +37,8 @@ function(prefixd_library name)
   prefixd_headers(${name} ${ARG_HEADERS})
 endfunction()
 
-# prefixd_optimise_sanitized(TARGET): sanitizer builds compile without optimisation, in half of the
-# time, but for what computes, since their tests would take three times as long.
+# prefixd_optimise_sanitized(TARGET): sanitizer builds compile without optimisation, in less than half
+# of the time, but for what computes, whose tests would wait for it.
 function(prefixd_optimise_sanitized target)
   if(PREFIXD_SANITIZE AND NOT PREFIXD_FUZZ)
     target_compile_options(${target} PRIVATE -O1)

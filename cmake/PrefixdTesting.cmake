@@ -3,8 +3,8 @@
 # Tests of attention/ and gpu/ include "tests/support/test.h". It is GoogleTest where that is
 # installed, and a small subset of it on machines that have only a compiler.
 find_package(GTest QUIET)
-# The tests' own files take a third less time to compile so. What they test is optimised, and watched
-# as the preset says.
+# The tests' own files take a third less time to compile so. What they test is optimised
+# as the preset says, and watched for undefined behaviour; a test's own code is not.
 set(PREFIXD_TEST_OPTIONS)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(PREFIXD_TEST_OPTIONS -O1)
