@@ -3,11 +3,11 @@
 //   |y - y64| <= (2e-6 + 4e-7 max|s|) * sum p|v|
 // over random cases, cancelling terms included, and over every hard case by name.
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "attention/kernels/kernels.h"
 #include "tests/attention/step_fixture.h"
+#include "tests/support/infinity.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -19,7 +19,7 @@ using testing::Random;
 using testing::StepCase;
 using testing::StepOutput;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 // Selects how the keys of a case are made.
 enum class Keys { kNormal, kCancelling, kLargeMean, kIdentical, kEighty, kTiny, kCount };

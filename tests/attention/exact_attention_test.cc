@@ -1,11 +1,11 @@
 // Tests ExactAttention, Scores and MergeStates against the float64 reference.
 #include <cmath>
-#include <limits>
 
 #include "attention/reference/reference.h"
 #include "attention/step/step.h"
 #include "prefixd/merge.h"
 #include "tests/attention/step_fixture.h"
+#include "tests/support/infinity.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -15,7 +15,7 @@ namespace {
 using testing::OwnedRows;
 using testing::Random;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 void ExpectExact(std::span<const float> y, std::span<const float> lse,
                  const reference::States& want, uint32_t value_dim) {

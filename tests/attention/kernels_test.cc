@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "tests/support/infinity.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -353,7 +354,7 @@ TEST(Kernels, GeluMatchesItsErfForm) {
 
 TEST(Kernels, FiniteMaxFindsEveryNonFiniteElement) {
   Random random(testing::Seed("Kernels.FiniteMax"));
-  constexpr float kInf = std::numeric_limits<float>::infinity();
+  using testing::kInf;
   for (const KernelTable* table : Tables()) {
     float max = 0;
     EXPECT_TRUE(table->finite_max(nullptr, 0, &max));

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "attention/rows/rows.h"
+#include "tests/support/infinity.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -10,7 +11,7 @@
 namespace prefixd {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 KvGeometry Tiny() { return {2, 4, 2, 64, 32, DType::kBf16, {{0.125f, 0, 0}, {0.125f, 30, 0}}}; }
 

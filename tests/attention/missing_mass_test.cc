@@ -1,9 +1,9 @@
 #include "attention/step/missing_mass.h"
 
 #include <cmath>
-#include <limits>
 #include <numeric>
 
+#include "tests/support/infinity.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -11,7 +11,7 @@
 namespace prefixd {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 TEST(MissingMass, IsCertifiedOnlyUnderAnExactCut) {
   const MissingMass exact = MissingMassOf({1, CutKind::kExact}, 10, 5, 0.3);

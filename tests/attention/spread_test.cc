@@ -22,7 +22,7 @@ LossCurve Power(double at_100, double exponent, uint32_t equal) {
   return curve;
 }
 
-uint64_t Sum(const std::vector<uint32_t>& tokens) {
+uint64_t SumOf(const std::vector<uint32_t>& tokens) {
   return std::accumulate(tokens.begin(), tokens.end(), uint64_t{0});
 }
 
@@ -30,7 +30,7 @@ TEST(Spread, TokensGoWhereTheyTakeMostAway) {
   // Losses a / t: the sum is least where t goes with the root of a.
   const std::vector<LossCurve> heads = {Power(1, 1, 100), Power(4, 1, 100), Power(9, 1, 100)};
   const auto tokens = SpreadTokens(heads);
-  EXPECT_EQ(Sum(tokens), 300u);
+  EXPECT_EQ(SumOf(tokens), 300u);
   EXPECT_NEAR(tokens[0], 50, 4);
   EXPECT_NEAR(tokens[1], 100, 7);
   EXPECT_NEAR(tokens[2], 150, 10);
@@ -39,7 +39,7 @@ TEST(Spread, TokensGoWhereTheyTakeMostAway) {
 TEST(Spread, HeadsAlikeShareAlike) {
   const std::vector<LossCurve> heads(7, Power(1, 1.3, 90));
   const auto tokens = SpreadTokens(heads);
-  EXPECT_EQ(Sum(tokens), 630u);
+  EXPECT_EQ(SumOf(tokens), 630u);
   for (const uint32_t t : tokens) EXPECT_NEAR(t, 90, 8);
 }
 
@@ -64,7 +64,7 @@ TEST(Spread, BoundsAndWhatIsNotKnown) {
   // Where a further token gains nothing, those left are shared.
   heads = {Power(0, 1, 100), Power(0, 1, 100)};
   const auto none = SpreadTokens(heads);
-  EXPECT_EQ(Sum(none), 200u);
+  EXPECT_EQ(SumOf(none), 200u);
   EXPECT_EQ(none[0], none[1]);
 }
 
@@ -86,7 +86,7 @@ TEST(Spread, NeverReadsMoreThanEqualShares) {
     }
     const auto tokens = SpreadTokens(heads);
     ASSERT_EQ(tokens.size(), heads.size());
-    EXPECT_EQ(Sum(tokens), equal);
+    EXPECT_EQ(SumOf(tokens), equal);
     for (size_t h = 0; h < heads.size(); ++h) {
       EXPECT_LE(tokens[h], heads[h].equal * kMostSpread);
       EXPECT_GE(tokens[h] * kMostSpread, heads[h].equal);

@@ -1,12 +1,12 @@
 // Tests GroupStep where it is hardest: nothing and everything retrieved, equal keys, huge scores
 // and means.
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "attention/step/step.h"
 #include "tests/attention/step_checks.h"
 #include "tests/attention/step_fixture.h"
+#include "tests/support/infinity.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -23,7 +23,7 @@ using testing::StepCase;
 using testing::StepOf;
 using testing::StepOutput;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 void ExpectFullAttention(const StepCase& c, const StepOutput& out) {
   const reference::States want =

@@ -1,11 +1,11 @@
 // Tests what GroupStep refuses, and that its message names the wrong input.
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "attention/step/step.h"
 #include "tests/attention/step_checks.h"
 #include "tests/attention/step_fixture.h"
+#include "tests/support/infinity.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -21,7 +21,7 @@ using testing::RandomCase;
 using testing::StepCase;
 using testing::StepOutput;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 void ExpectRefused(const StepCase& c, const GroupStepInput& in, const std::string& part) {
   StepOutput out = c.Buffers();

@@ -10,20 +10,20 @@ namespace {
 using testing::ExactCase;
 using testing::ExactResult;
 
-Result<ExactResult> OnDevice(const ExactCase& c) {
+Result<ExactResult> ExactOnDevice(const ExactCase& c) {
   return testing::RunExact(
       c, [](Stream stream, const auto& enqueue) { return testing::ReplayTwice(stream, enqueue); });
 }
 
 TEST(DeviceExact, RandomBatches) {
   SKIP_WITHOUT_DEVICE();
-  testing::ExactRandomBatches(OnDevice, prefixd::testing::Seed("DeviceExact.RandomBatches"), 30,
-                              256, 3000, 200);
+  testing::ExactRandomBatches(ExactOnDevice, prefixd::testing::Seed("DeviceExact.RandomBatches"),
+                              30, 256, 3000, 200);
 }
 
 TEST(DeviceExact, HardCases) {
   SKIP_WITHOUT_DEVICE();
-  testing::ExactHardCases(OnDevice, prefixd::testing::Seed("DeviceExact.HardCases"));
+  testing::ExactHardCases(ExactOnDevice, prefixd::testing::Seed("DeviceExact.HardCases"));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ using testing::TopKCase;
 using testing::TopKResult;
 
 // Once directly, then twice from a graph.
-Result<TopKResult> OnDevice(const TopKCase& c) {
+Result<TopKResult> TopKOnDevice(const TopKCase& c) {
   return testing::RunTopK(c, [](Stream stream, const auto& enqueue) -> Status {
     PREFIXD_TRY(enqueue());
     return testing::ReplayTwice(stream, enqueue);
@@ -20,13 +20,13 @@ Result<TopKResult> OnDevice(const TopKCase& c) {
 
 TEST(DeviceTopK, RandomBatches) {
   SKIP_WITHOUT_DEVICE();
-  testing::TopKRandomBatches(OnDevice, prefixd::testing::Seed("DeviceTopK.RandomBatches"), 40, 256,
-                             40000);
+  testing::TopKRandomBatches(TopKOnDevice, prefixd::testing::Seed("DeviceTopK.RandomBatches"), 40,
+                             256, 40000);
 }
 
 TEST(DeviceTopK, HardCases) {
   SKIP_WITHOUT_DEVICE();
-  testing::TopKHardCases(OnDevice, prefixd::testing::Seed("DeviceTopK.HardCases"));
+  testing::TopKHardCases(TopKOnDevice, prefixd::testing::Seed("DeviceTopK.HardCases"));
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "attention/estimators/normal.h"
 #include "attention/estimators/remainder.h"
+#include "tests/support/infinity.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -16,7 +16,7 @@ namespace {
 
 using prefixd::testing::Random;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using prefixd::testing::kInf;
 
 double Relative(double x) { return 1e-12 * (1 + std::fabs(x)); }
 

@@ -8,12 +8,13 @@
 #include "attention/reference/reference.h"
 #include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
+#include "tests/support/infinity.h"
 #include "tests/support/test.h"
 
 namespace prefixd::gpu::testing {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using prefixd::testing::kInf;
 
 ExactCase MakeCase(Random& random, RowShape row,
                    const std::vector<std::pair<uint32_t, uint32_t>>& rows_and_queries,

@@ -8,12 +8,13 @@
 
 #include "attention/reference/reference.h"
 #include "prefixd/selection.h"
+#include "tests/support/infinity.h"
 #include "tests/support/test.h"
 
 namespace prefixd::gpu::testing {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using prefixd::testing::kInf;
 
 struct Outputs {
   std::vector<float> y, lse, rho_z;

@@ -11,12 +11,13 @@
 #include "index/codes/code_scan.h"
 #include "prefixd/gpu/step.h"
 #include "tests/gpu/aligned_rows.h"
+#include "tests/support/infinity.h"
 #include "tests/support/test.h"
 
 namespace prefixd::gpu::testing {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using prefixd::testing::kInf;
 
 std::span<const float> QueriesOf(const TopKCase& c, size_t index) {
   const size_t n = size_t{c.shape.group} * c.shape.key_dim;

@@ -16,10 +16,10 @@
 namespace prefixd {
 namespace {
 
-using Random = std::mt19937_64;
+using Generator = std::mt19937_64;
 
 TEST(CodeScan, SumsAndCollectionAgreeWithPlainLoops) {
-  Random random(testing::Seed("SumsAndCollectionAgreeWithPlainLoops"));
+  Generator random(testing::Seed("SumsAndCollectionAgreeWithPlainLoops"));
   for (const auto isa : {CodeScanIsa::kGeneric, CodeScanIsa::kAvx2, CodeScanIsa::kAvx512Vnni}) {
     const CodeScanTable* table = CodeScanFor(isa);
     if (!table) continue;
@@ -76,7 +76,7 @@ TEST(CodeScan, SumsAndCollectionAgreeWithPlainLoops) {
 // Searches are the same to the bit on every machine, and so are the floats that their ranks come
 // from.
 TEST(CodeScan, EveryTableReturnsTheSameFloats) {
-  Random random(testing::Seed("EveryTableReturnsTheSameFloats"));
+  Generator random(testing::Seed("EveryTableReturnsTheSameFloats"));
   std::normal_distribution<float> normal;
   const CodeScanTable& plain = *CodeScanFor(CodeScanIsa::kGeneric);
   for (const auto isa : {CodeScanIsa::kAvx2, CodeScanIsa::kAvx512Vnni}) {
@@ -123,7 +123,7 @@ TEST(CodeScan, EveryTableReturnsTheSameFloats) {
 }
 
 TEST(CodeScan, RanksAndBiasesAgreeWithPlainLoops) {
-  Random random(testing::Seed("RanksAndBiasesAgreeWithPlainLoops"));
+  Generator random(testing::Seed("RanksAndBiasesAgreeWithPlainLoops"));
   std::normal_distribution<float> normal;
   for (const auto isa : {CodeScanIsa::kGeneric, CodeScanIsa::kAvx2, CodeScanIsa::kAvx512Vnni}) {
     const CodeScanTable* table = CodeScanFor(isa);
@@ -176,7 +176,7 @@ TEST(CodeScan, RanksAndBiasesAgreeWithPlainLoops) {
 }
 
 TEST(TopRanks, KthLargestIsWhatSortingFinds) {
-  Random random(testing::Seed("KthLargestIsWhatSortingFinds"));
+  Generator random(testing::Seed("KthLargestIsWhatSortingFinds"));
   std::normal_distribution<float> normal;
   std::vector<float> scratch;
   for (int round = 0; round < 60; ++round) {

@@ -16,9 +16,9 @@
 namespace prefixd {
 namespace {
 
-using Random = std::mt19937_64;
+using Generator = std::mt19937_64;
 
-CodeBook RandomBook(Random& random, uint32_t dim) {
+CodeBook RandomBook(Generator& random, uint32_t dim) {
   std::normal_distribution<float> normal;
   CodeBook book;
   book.key_dim = dim;
@@ -36,7 +36,7 @@ CodeBook RandomBook(Random& random, uint32_t dim) {
 }
 
 struct Codes {
-  Codes(Random& random, const CodeBook& book, size_t n)
+  Codes(Generator& random, const CodeBook& book, size_t n)
       : bytes(CodeBlocks(n) * CodeBlockBytes(book.key_dim)), coordinates(n * book.components()) {
     for (size_t i = 0; i < n; ++i) {
       for (size_t c = 0; c < book.components(); ++c) {
@@ -68,7 +68,7 @@ TEST(KeyCodes, EveryFieldHasItsOwnBits) {
 }
 
 TEST(KeyCodes, ACodeDecodesToItsCoordinates) {
-  Random random(testing::Seed("ACodeDecodesToItsCoordinates"));
+  Generator random(testing::Seed("ACodeDecodesToItsCoordinates"));
   for (int round = 0; round < 40; ++round) {
     const uint32_t dim = 1 + static_cast<uint32_t>(random() % 150);
     const CodeBook book = RandomBook(random, dim);
@@ -105,7 +105,7 @@ int32_t TrueScan(const CodeBook& book, const CodeQueries& queries, std::span<con
 }
 
 TEST(CodeScan, EveryTableReturnsTheSameIntegers) {
-  Random random(testing::Seed("EveryTableReturnsTheSameIntegers"));
+  Generator random(testing::Seed("EveryTableReturnsTheSameIntegers"));
   std::normal_distribution<float> normal;
   for (int round = 0; round < 60; ++round) {
     const uint32_t dim = round % 7 == 0 ? 1024 : 1 + static_cast<uint32_t>(random() % 260);
@@ -146,7 +146,7 @@ TEST(CodeScan, EveryTableReturnsTheSameIntegers) {
 }
 
 TEST(CodeScan, SomeBlocksWithTheirOwnBias) {
-  Random random(testing::Seed("SomeBlocksWithTheirOwnBias"));
+  Generator random(testing::Seed("SomeBlocksWithTheirOwnBias"));
   std::normal_distribution<float> normal;
   for (int round = 0; round < 60; ++round) {
     const uint32_t dim = 1 + static_cast<uint32_t>(random() % 140);
@@ -190,7 +190,7 @@ TEST(CodeScan, SomeBlocksWithTheirOwnBias) {
 }
 
 TEST(CodeScan, TheIntegerScoreIsTheScoreOfTheDecodedKey) {
-  Random random(testing::Seed("TheIntegerScoreIsTheScoreOfTheDecodedKey"));
+  Generator random(testing::Seed("TheIntegerScoreIsTheScoreOfTheDecodedKey"));
   std::normal_distribution<float> normal;
   for (int round = 0; round < 40; ++round) {
     const uint32_t dim = 1 + static_cast<uint32_t>(random() % 200), heads = 3;

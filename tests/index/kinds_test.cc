@@ -9,7 +9,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr uint32_t kDim = 24, kFirst = 70, kTokens = 3000;
+constexpr uint32_t kKindDim = 24, kFirst = 70, kKindTokens = 3000;
 
 struct Kind {
   IndexKind kind;
@@ -39,8 +39,8 @@ class KindsTest : public ::testing::Test {
  protected:
   KindsTest()
       : random_(prefixd::testing::Seed("KindsTest")),
-        data_(random_, kTokens, kDim),
-        rows_(data_.keys, kDim, DType::kBf16) {}
+        data_(random_, kKindTokens, kKindDim),
+        rows_(data_.keys, kKindDim, DType::kBf16) {}
 
   SearchRequest Request(const TestRows& rows, std::span<const float> queries, TokenRange candidates,
                         uint32_t k) const {
@@ -61,13 +61,13 @@ TEST_F(KindsTest, FindWhatTheyShouldAndSayWhatTheyRead) {
     double recall = 0;
     for (int round = 0; round < 20; ++round) {
       const auto queries = data_.Queries(random_, 2);
-      const auto request = Request(rows_, queries, {kFirst, kFirst + kTokens}, 30);
+      const auto request = Request(rows_, queries, {kFirst, kFirst + kKindTokens}, 30);
       const auto selection = (*index)->Search(request);
       ASSERT_TRUE(selection.ok()) << selection.error().ToString();
       ASSERT_EQ(selection->ids.size(), 30u) << IndexName(kind);
       EXPECT_TRUE(std::ranges::is_sorted(selection->ids));
       EXPECT_GT(selection->keys_scanned, 0u);
-      EXPECT_GT(selection->bytes_scanned, 30 * kDim);
+      EXPECT_GT(selection->bytes_scanned, 30 * kKindDim);
       const auto truth = TrueScores(request, rows_);
       const std::vector<float> scores(truth.begin(), truth.end());
       recall += MeasureSelection(scores, 2, kFirst, selection->ids)->recall / 20;
@@ -86,7 +86,7 @@ TEST_F(KindsTest, RegionsOfAllSizes) {
     ASSERT_TRUE(index.ok());
     const auto queries = data_.Queries(random_, 3);
     // k is more than there are, all, or none.
-    for (const uint32_t n : {0u, 1u, 50u, kTokens}) {
+    for (const uint32_t n : {0u, 1u, 50u, kKindTokens}) {
       for (const uint32_t k : {n, n + 1, 100000u}) {
         const TokenRange candidates{kFirst, kFirst + n};
         const auto all = (*index)->Search(Request(rows_, queries, candidates, k));
@@ -96,13 +96,13 @@ TEST_F(KindsTest, RegionsOfAllSizes) {
         for (const Cut& cut : all->cuts) EXPECT_EQ(cut.kind, CutKind::kExact);
       }
     }
-    const auto none = (*index)->Search(Request(rows_, queries, {kFirst, kFirst + kTokens}, 0));
+    const auto none = (*index)->Search(Request(rows_, queries, {kFirst, kFirst + kKindTokens}, 0));
     ASSERT_TRUE(none.ok()) << none.error().ToString();
     EXPECT_TRUE(none->ids.empty());
     // The candidates are a part of the tokens, which begins and ends anywhere.
     for (int round = 0; round < 10; ++round) {
-      const uint32_t begin = kFirst + Uniform(random_, 0, kTokens - 1);
-      const TokenRange part{begin, Uniform(random_, begin, kFirst + kTokens)};
+      const uint32_t begin = kFirst + Uniform(random_, 0, kKindTokens - 1);
+      const TokenRange part{begin, Uniform(random_, begin, kFirst + kKindTokens)};
       const uint32_t k = Uniform(random_, 0, 60);
       const auto some = (*index)->Search(Request(rows_, queries, part, k));
       ASSERT_TRUE(some.ok()) << IndexName(kind) << ' ' << some.error().ToString();
@@ -113,7 +113,7 @@ TEST_F(KindsTest, RegionsOfAllSizes) {
 }
 
 TEST_F(KindsTest, EqualKeys) {
-  const TestRows same(std::vector<float>(size_t{2000} * kDim, 0.75f), kDim, DType::kF32);
+  const TestRows same(std::vector<float>(size_t{2000} * kKindDim, 0.75f), kKindDim, DType::kF32);
   for (const auto& [kind, least] : kKinds) {
     const auto index = Build(kind, same.view());
     ASSERT_TRUE(index.ok()) << IndexName(kind) << ' ' << index.error().ToString();
@@ -124,8 +124,8 @@ TEST_F(KindsTest, EqualKeys) {
     EXPECT_EQ(std::ranges::adjacent_find(found->ids), found->ids.end());
     for (uint32_t g = 0; g < 2; ++g) {
       double score = 0;
-      for (uint32_t d = 0; d < kDim; ++d) score += 0.75 * queries[g * kDim + d];
-      EXPECT_NEAR(found->cuts[g].score, Layer(kDim).scale * score, 5e-3) << IndexName(kind);
+      for (uint32_t d = 0; d < kKindDim; ++d) score += 0.75 * queries[g * kKindDim + d];
+      EXPECT_NEAR(found->cuts[g].score, Layer(kKindDim).scale * score, 5e-3) << IndexName(kind);
     }
   }
 }
@@ -135,8 +135,8 @@ TEST_F(KindsTest, KeysThatAreNotNumbersAreRefused) {
     if (kind == IndexKind::kExact) continue;  // it sees keys when it searches
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       std::vector<float> keys = data_.keys;
-      keys[size_t{1234} * kDim + 5] = bad;
-      const TestRows rows(keys, kDim, DType::kF32);
+      keys[size_t{1234} * kKindDim + 5] = bad;
+      const TestRows rows(keys, kKindDim, DType::kF32);
       const auto index = Build(kind, rows.view());
       ASSERT_FALSE(index.ok()) << IndexName(kind);
       EXPECT_EQ(index.error().code, Code::kInvalidArgument);
@@ -164,7 +164,7 @@ TEST_F(KindsTest, StoredOnesSelectTheSameAndDamagedOnesAreCorrupt) {
     EXPECT_EQ((*loaded)->covered(), (*index)->covered());
     for (int round = 0; round < 10; ++round) {
       const auto queries = data_.Queries(random_, 2);
-      const auto request = Request(rows_, queries, {kFirst, kFirst + kTokens}, 25);
+      const auto request = Request(rows_, queries, {kFirst, kFirst + kKindTokens}, 25);
       EXPECT_EQ((*index)->Search(request)->ids, (*loaded)->Search(request)->ids);
     }
     const auto corrupt = [&](std::span<const std::byte> damaged) {
@@ -187,11 +187,11 @@ TEST_F(KindsTest, KeysMayComeFromAReader) {
   CountingReader reader(rows_, kFirst);
   for (const auto& [kind, least] : kKinds) {
     // The last 100 tokens are appended.
-    const auto index = Build(kind, rows_.view().Sub(0, kTokens - 100));
+    const auto index = Build(kind, rows_.view().Sub(0, kKindTokens - 100));
     ASSERT_TRUE(index.ok() || kind == IndexKind::kExact);
     for (int round = 0; round < 5; ++round) {
       const auto queries = data_.Queries(random_, 2);
-      SearchRequest request = Request(rows_, queries, {kFirst, kFirst + kTokens}, 25);
+      SearchRequest request = Request(rows_, queries, {kFirst, kFirst + kKindTokens}, 25);
       const auto from_memory = (*index)->Search(request);
       request.reader = &reader;
       request.keys = {};

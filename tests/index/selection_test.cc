@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "index/ranking/group_ranking.h"
+#include "tests/support/infinity.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -12,7 +13,7 @@
 namespace prefixd {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 double LogSumExp(const float* s, uint32_t n) {
   const double max = *std::max_element(s, s + n);

@@ -3,10 +3,10 @@
 #include "attention/estimators/estimator.h"
 
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "tests/attention/step_fixture.h"
+#include "tests/support/infinity.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
 
@@ -18,7 +18,7 @@ using testing::Random;
 using testing::RandomCase;
 using testing::StepCase;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 // One way to estimate, with everything that it borrows.
 struct Method {

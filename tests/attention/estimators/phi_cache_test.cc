@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "attention/reference/reference.h"
+#include "tests/support/infinity.h"
 #include "tests/support/random_damage.h"
 #include "tests/support/random_kv.h"
 #include "tests/support/seed.h"
@@ -17,7 +18,7 @@ namespace {
 using testing::OwnedRows;
 using testing::Random;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 // The cache must give sum over features of exp(log_q + m) u, and of exp(log_q + m) T.
 TEST(PhiCache, MatchesItsDefinition) {
@@ -161,7 +162,7 @@ TEST(PhiCache, SerializedFormRoundTrips) {
   }
 }
 
-void PutU32(std::vector<std::byte>& bytes, size_t at, uint32_t value) {
+void PutWord(std::vector<std::byte>& bytes, size_t at, uint32_t value) {
   std::memcpy(bytes.data() + at, &value, sizeof value);
 }
 
@@ -199,7 +200,7 @@ TEST(PhiCache, RefusesMalformedBytes) {
   };
   for (const auto& edit : edits) {
     std::vector<std::byte> bad = good;
-    PutU32(bad, edit.at, edit.value);
+    PutWord(bad, edit.at, edit.value);
     EXPECT_TRUE(refused(bad)) << edit.what;
   }
 }

@@ -18,14 +18,14 @@ using testing::Random;
 using testing::RandomCase;
 using testing::StepCase;
 
-constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-struct Estimates {
+struct FormEstimates {
   std::vector<float> log_z, y;
 };
 
-Estimates Evaluate(const GroupStepInput& in, uint32_t value_dim) {
-  Estimates out{std::vector<float>(in.group), std::vector<float>(size_t{in.group} * value_dim)};
+FormEstimates Evaluate(const GroupStepInput& in, uint32_t value_dim) {
+  FormEstimates out{std::vector<float>(in.group), std::vector<float>(size_t{in.group} * value_dim)};
   const Status status = EstimateRemainder(in, out.log_z, out.y);
   EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
   return out;
@@ -60,9 +60,9 @@ double FormDifference(Random& random, bool bf16, double low, double high) {
     ++cases;
     if (bf16) c.phi = c.phi.RoundedToBf16();
     GroupStepInput in = c.Input(EstimatorKind::kPhi);
-    const Estimates a = Evaluate(in, 8);
+    const FormEstimates a = Evaluate(in, 8);
     in.phi_form = PhiForm::kPerFeature;
-    const Estimates b = Evaluate(in, 8);
+    const FormEstimates b = Evaluate(in, 8);
     for (uint32_t g = 0; g < c.group; ++g) {
       worst = std::max(worst, double{std::abs(a.log_z[g] - b.log_z[g])});
     }
@@ -98,14 +98,14 @@ TEST(PhiForms, Bf16CachesAreOffByTheirRoundingOverTheShareLeft) {
     StepCase c = PhiCase(random, 150, random.Int(0, 100));
     const double share = Share(c);
     if (share < 0.05) continue;
-    const Estimates exact = Evaluate(c.Input(EstimatorKind::kPhi), 8);
+    const FormEstimates exact = Evaluate(c.Input(EstimatorKind::kPhi), 8);
     c.phi = c.phi.RoundedToBf16();
     EXPECT_EQ(c.phi.bytes(), 12 * 4 + 12 * (1 + 8) * 2u);
     const auto read = PhiCache::Deserialize(c.phi.Serialize());
     ASSERT_TRUE(read.ok()) << read.error().message;
     EXPECT_EQ(read->dtype(), DType::kBf16);
     c.phi = *read;
-    const Estimates rounded = Evaluate(c.Input(EstimatorKind::kPhi), 8);
+    const FormEstimates rounded = Evaluate(c.Input(EstimatorKind::kPhi), 8);
     for (uint32_t g = 0; g < c.group; ++g) {
       EXPECT_NEAR(exact.log_z[g], rounded.log_z[g], 1.2 * 0x1p-8 / share + 1e-5);
     }
@@ -150,7 +150,7 @@ TEST(StoredFeatures, ComeBackWithinTheStatedError) {
   Random random(testing::Seed("StoredFeatures.Error"));
   const uint32_t d_phi = 7;
   std::vector<float> m = random.Normals(d_phi, 20);
-  m[3] = kEmpty;
+  m[3] = kNothing;
   std::vector<float> log_phi(d_phi * 3000);
   for (size_t i = 0; i < log_phi.size(); ++i) {
     const float base = std::isfinite(m[i % d_phi]) ? m[i % d_phi] : 0.0f;
@@ -228,11 +228,11 @@ TEST(StoredFeatures, StepsReadThemInsteadOfRecomputing) {
         std::memcpy(picked.data() + i * row, stored.codes.data() + at * row, row);
         chunks.push_back(stored.chunks[at]);
       }
-      const Estimates recomputed = Evaluate(c.Input(EstimatorKind::kPhi), 8);
+      const FormEstimates recomputed = Evaluate(c.Input(EstimatorKind::kPhi), 8);
       GroupStepInput in = c.Input(EstimatorKind::kPhi);
       in.phi_k = nullptr;  // not needed any more
       in.features = {format, picked.data(), row, stored.m, chunks};
-      const Estimates read = Evaluate(in, 8);
+      const FormEstimates read = Evaluate(in, 8);
       // Rounded features leave a cache of unrounded ones: the codes' error, over the share left.
       const double error = format.scale == FeatureScale::kLinear
                                ? format.error() * 12 * static_cast<double>(c.ids.size())
@@ -245,7 +245,7 @@ TEST(StoredFeatures, StepsReadThemInsteadOfRecomputing) {
       // A cache built from the codes themselves leaves float32 rounding alone: retrieving all but
       // one token leaves exactly that token's surrogate mass.
       in.phi = &stored.consistent;
-      const Estimates consistent = Evaluate(in, 8);
+      const FormEstimates consistent = Evaluate(in, 8);
       std::vector<uint32_t> rest;
       PhiCache left(12, 8);
       for (uint32_t i = 0; i < c.parts.mid.size(); ++i) {
@@ -262,7 +262,7 @@ TEST(StoredFeatures, StepsReadThemInsteadOfRecomputing) {
       direct.retrieved = {};
       direct.phi = &left;
       direct.mid_count = left.count();
-      const Estimates want = Evaluate(direct, 8);
+      const FormEstimates want = Evaluate(direct, 8);
       for (uint32_t g = 0; g < c.group; ++g) {
         EXPECT_NEAR(consistent.log_z[g], want.log_z[g], 2e-4) << int{format.bits};
         for (int l = 0; l < 8; ++l) {

@@ -1,14 +1,14 @@
 #include "attention/estimators/remainder.h"
 
 #include <cmath>
-#include <limits>
 
+#include "tests/support/infinity.h"
 #include "tests/support/test.h"
 
 namespace prefixd {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+using testing::kInf;
 
 TEST(TiltCut, EachKind) {
   EXPECT_EQ(TiltCut({2, CutKind::kExact}, 0, 1, 100), 2);

@@ -43,12 +43,12 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
   const std::array<std::byte, 2> bytes = {std::byte{0x11}, std::byte{0x22}};
   std::vector<std::unique_ptr<RemoteStore>> clients;
   std::vector<std::shared_ptr<Session>> sessions;
-  constexpr uint32_t kTokens = 9000;  // 2.2 MB for each tenant
+  constexpr uint32_t kLongPrompt = 9000;  // 2.2 MB for each tenant
   for (size_t t = 0; t < 2; ++t) {
     ConnectOptions options;
     options.tenant = "tenant-" + std::to_string(t);
     clients.push_back(ConnectTo(daemon, options));
-    const auto prompt = PlainPrompt(kTokens, bytes[t]);
+    const auto prompt = PlainPrompt(kLongPrompt, bytes[t]);
     auto put = testing::PutPrompt(*clients[t], prompt);
     ASSERT_TRUE(put.ok()) << put.error().message;
     auto session = clients[t]->Attach(
@@ -59,7 +59,7 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
   std::mt19937_64 rng(testing::Seed("DaemonRowsInPlace"));
   for (int round = 0; round < 40; ++round) {
     for (size_t t = 0; t < 2; ++t) {
-      const auto begin = static_cast<uint32_t>(rng() % (kTokens - 700));
+      const auto begin = static_cast<uint32_t>(rng() % (kLongPrompt - 700));
       std::vector<uint32_t> ids;
       for (uint32_t i = 0; i < 700; ++i) ids.push_back(begin + i);
       auto rows = sessions[t]->ReadInPlace(rng() % 2, rng() % 2, ids);

@@ -12,20 +12,20 @@ namespace {
 using testing::ExactCase;
 using testing::ExactResult;
 
-Result<ExactResult> Emulated(const ExactCase& c) {
+Result<ExactResult> EmulatedExact(const ExactCase& c) {
   return testing::RunExact(c, testing::LaunchOnce);
 }
 
 TEST(EmulatedExact, RandomBatches) {
   const uint64_t seed = prefixd::testing::Seed("EmulatedExact.RandomBatches");
   emulated::SetSeed(seed);
-  testing::ExactRandomBatches(Emulated, seed, 8, 70, 600, 90);
+  testing::ExactRandomBatches(EmulatedExact, seed, 8, 70, 600, 90);
 }
 
 TEST(EmulatedExact, HardCases) {
   const uint64_t seed = prefixd::testing::Seed("EmulatedExact.HardCases");
   emulated::SetSeed(seed);
-  testing::ExactHardCases(Emulated, seed);
+  testing::ExactHardCases(EmulatedExact, seed);
 }
 
 // As on devices that give a block 99 KiB: other tiles, and for the widest rows one stage.

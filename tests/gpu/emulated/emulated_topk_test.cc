@@ -10,18 +10,20 @@ namespace {
 using testing::TopKCase;
 using testing::TopKResult;
 
-Result<TopKResult> Emulated(const TopKCase& c) { return testing::RunTopK(c, testing::LaunchOnce); }
+Result<TopKResult> EmulatedTopK(const TopKCase& c) {
+  return testing::RunTopK(c, testing::LaunchOnce);
+}
 
 TEST(EmulatedTopK, RandomBatches) {
   const uint64_t seed = prefixd::testing::Seed("EmulatedTopK.RandomBatches");
   emulated::SetSeed(seed);
-  testing::TopKRandomBatches(Emulated, seed, 12, 140, 5000);
+  testing::TopKRandomBatches(EmulatedTopK, seed, 12, 140, 5000);
 }
 
 TEST(EmulatedTopK, HardCases) {
   const uint64_t seed = prefixd::testing::Seed("EmulatedTopK.HardCases");
   emulated::SetSeed(seed);
-  testing::TopKHardCases(Emulated, seed);
+  testing::TopKHardCases(EmulatedTopK, seed);
 }
 
 TEST(PlanTopK, RefusesWhatItCannotRun) {

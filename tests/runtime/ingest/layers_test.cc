@@ -8,7 +8,7 @@
 namespace prefixd::testing {
 namespace {
 
-constexpr uint32_t kTokens = 1500, kFirstTokens = 900;
+constexpr uint32_t kLayerTokens = 1500, kFirstTokens = 900;
 
 class Layers : public RuntimeTest {
  protected:
@@ -29,7 +29,7 @@ class Layers : public RuntimeTest {
 
   // Puts both turns of a prompt in the model of five layers, and each layer in one of its own.
   void PutAll(uint64_t seed) {
-    prompt_ = MakePrompt(spec_.geometry, kTokens, seed);
+    prompt_ = MakePrompt(spec_.geometry, kLayerTokens, seed);
     Open();
     PutTurns(spec_, prompt_);
     for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
@@ -43,7 +43,7 @@ class Layers : public RuntimeTest {
   }
 
   void PutTurns(const ModelSpec& model, const SyntheticPrompt& prompt) {
-    for (const uint32_t n : {kFirstTokens, kTokens}) {
+    for (const uint32_t n : {kFirstTokens, kLayerTokens}) {
       const auto tokens = std::span(prompt.tokens).first(n);
       auto put = store_->BeginPut({model.name, "", {tokens.begin(), tokens.end()}, "test"});
       ASSERT_OK(put);
@@ -95,7 +95,7 @@ class Layers : public RuntimeTest {
   // Steps of the same queries in both, some of all heads and some of a part of them.
   void ExpectStepsAlike(Session& all, Session& alone, uint32_t layer) {
     const LayerShape shape = spec_.geometry.layer(layer);
-    for (uint32_t t = kTokens - 6; t < kTokens; ++t) {
+    for (uint32_t t = kLayerTokens - 6; t < kLayerTokens; ++t) {
       const auto q = prompt_.Q(layer, t, 1);
       const Output got = Step(all, layer, q), want = Step(alone, 0, q);
       ASSERT_EQ(got.y, want.y) << "layer " << layer << ", token " << t;
@@ -124,15 +124,15 @@ class Layers : public RuntimeTest {
     const size_t row = shape.row().bytes();
     const std::vector<uint32_t> ids = {0, 5, 6, 899, 900, 1499};
     for (uint32_t h = 0; h < shape.n_kv_heads; ++h) {
-      std::vector<std::byte> a(ids.size() * row), b(a), c(kTokens * row), d(c);
+      std::vector<std::byte> a(ids.size() * row), b(a), c(kLayerTokens * row), d(c);
       ASSERT_OK(all.ReadRows(layer, h, ids, a));
       ASSERT_OK(alone.ReadRows(0, h, ids, b));
       EXPECT_EQ(a, b);
-      ASSERT_OK(all.ReadRange(layer, h, {0, kTokens}, c));
-      ASSERT_OK(alone.ReadRange(0, h, {0, kTokens}, d));
+      ASSERT_OK(all.ReadRange(layer, h, {0, kLayerTokens}, c));
+      ASSERT_OK(alone.ReadRange(0, h, {0, kLayerTokens}, d));
       EXPECT_EQ(c, d);
       const auto q =
-          prompt_.Q(layer, kTokens - 1, 1)
+          prompt_.Q(layer, kLayerTokens - 1, 1)
               .subspan(h * shape.group_size() * shape.key_dim, shape.group_size() * shape.key_dim);
       const auto mine = all.Select(layer, h, q, 30), theirs = alone.Select(0, h, q, 30);
       ASSERT_OK(mine);
@@ -205,7 +205,7 @@ TEST_F(Layers, AttendExactlyByDefinition) {
 // Two ranks put half of the model's heads each, which are 1, 2, 1 and 3 of the layers'.
 TEST_F(Layers, ArePutInPartsAndSteppedInParts) {
   Open();
-  prompt_ = MakePrompt(spec_.geometry, kTokens, Seed("Layers.ArePutInParts"));
+  prompt_ = MakePrompt(spec_.geometry, kLayerTokens, Seed("Layers.ArePutInParts"));
   std::vector<std::unique_ptr<PutStream>> parts;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     PutSpec spec{"layers", "", prompt_.tokens, "parts"};
@@ -227,12 +227,12 @@ TEST_F(Layers, ArePutInPartsAndSteppedInParts) {
       const LayerShape shape = spec_.geometry.layer(l);
       const auto k = part_of(prompt_.k[l], shape.n_kv_heads * shape.row().key_bytes(), rank);
       const auto v = part_of(prompt_.v[l], shape.n_kv_heads * shape.row().value_bytes(), rank);
-      ASSERT_OK(parts[rank]->Write(l, 0, kTokens, k, v));
-      const auto q = part_of(std::as_bytes(prompt_.Q(l, 0, kTokens)),
+      ASSERT_OK(parts[rank]->Write(l, 0, kLayerTokens, k, v));
+      const auto q = part_of(std::as_bytes(prompt_.Q(l, 0, kLayerTokens)),
                              shape.query_floats() * sizeof(float), rank);
       std::vector<float> floats(q.size() / sizeof(float));
       std::memcpy(floats.data(), q.data(), q.size());
-      ASSERT_OK(parts[rank]->WriteQueries(l, 0, kTokens, floats));
+      ASSERT_OK(parts[rank]->WriteQueries(l, 0, kLayerTokens, floats));
     }
   }
   EXPECT_CODE(parts[0]->Commit(), Code::kFailedPrecondition);  // the other part is missing
@@ -248,7 +248,7 @@ TEST_F(Layers, ArePutInPartsAndSteppedInParts) {
   ASSERT_OK(other);
   for (const uint32_t l : {0, 1, 3, 4}) {
     const LayerShape shape = spec_.geometry.layer(l);
-    const auto q = prompt_.Q(l, kTokens - 1, 1);
+    const auto q = prompt_.Q(l, kLayerTokens - 1, 1);
     const Output got = Step(*a, l, q), want = Step(**other, l, q);
     EXPECT_EQ(got.y, want.y) << l;
     EXPECT_EQ(got.lse, want.lse);

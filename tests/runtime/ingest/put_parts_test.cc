@@ -9,7 +9,7 @@
 namespace prefixd::testing {
 namespace {
 
-constexpr uint32_t kTokens = 1200;
+constexpr uint32_t kPartTokens = 1200;
 
 class PutParts : public RuntimeTest {
  protected:
@@ -36,8 +36,8 @@ class PutParts : public RuntimeTest {
   Status Write(PutStream& put, HeadRange heads, uint32_t run) {
     const KvGeometry& g = spec_.geometry;
     for (uint32_t l = 0; l < g.n_layers; ++l) {
-      for (uint32_t t = 0; t < kTokens; t += run) {
-        const uint32_t n = std::min(run, kTokens - t), group = g.group_size(0);
+      for (uint32_t t = 0; t < kPartTokens; t += run) {
+        const uint32_t n = std::min(run, kPartTokens - t), group = g.group_size(0);
         const size_t key = g.row(0).key_bytes(), value = g.row(0).value_bytes();
         PREFIXD_TRY(put.Write(l, t, n,
                               Part(prompt_.K(l, t, n), g.n_kv_heads, key, heads.first, heads.n),
@@ -59,7 +59,7 @@ class PutParts : public RuntimeTest {
 // of all heads stores, and chose the same.
 TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
   const uint64_t seed = Seed("PutParts");
-  prompt_ = MakePrompt(spec_.geometry, kTokens, seed);
+  prompt_ = MakePrompt(spec_.geometry, kPartTokens, seed);
   for (const char* encoding : {"as_given", "int8"}) {
     SCOPED_TRACE(encoding);
     options_.encoding = encoding;
@@ -71,15 +71,15 @@ TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
     const auto rows_of = [&](Session& session) {
       std::vector<std::vector<std::byte>> rows;
       for (uint32_t head = 0; head < 4; ++head) {
-        rows.emplace_back(kTokens * spec_.geometry.row(0).bytes());
-        EXPECT_TRUE(session.ReadRange(1, head, {0, kTokens}, rows.back()).ok());
+        rows.emplace_back(kPartTokens * spec_.geometry.row(0).bytes());
+        EXPECT_TRUE(session.ReadRange(1, head, {0, kPartTokens}, rows.back()).ok());
       }
       return rows;
     };
     auto session = Attach(prompt_, policy);
     ASSERT_TRUE(session);
     const auto want_rows = rows_of(*session);
-    const Output want = Step(*session, 1, prompt_.Q(1, kTokens - 1, 1));
+    const Output want = Step(*session, 1, prompt_.Q(1, kPartTokens - 1, 1));
     const auto want_choices = store_->Prefix(whole)->choices;
     ASSERT_FALSE(want_choices.empty());
     session.reset();
@@ -93,9 +93,9 @@ TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
       threads.emplace_back([&, r] {
         auto put = Begin(ranks[r], 600000);
         ASSERT_OK(put);
-        EXPECT_EQ((*put)->missing(), (TokenRange{0, kTokens}));
+        EXPECT_EQ((*put)->missing(), (TokenRange{0, kPartTokens}));
         ASSERT_OK(Write(**put, ranks[r], 50 + 37 * uint32_t(r)));
-        EXPECT_EQ((*put)->progress().done, uint64_t{2} * kTokens);
+        EXPECT_EQ((*put)->progress().done, uint64_t{2} * kPartTokens);
         results[r] = (*put)->Commit();
       });
     }
@@ -103,7 +103,7 @@ TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
     for (const auto& result : results) {
       ASSERT_OK(result);
       EXPECT_EQ(result->prefix, results[0]->prefix);
-      EXPECT_EQ(result->stored_tokens, kTokens);
+      EXPECT_EQ(result->stored_tokens, kPartTokens);
       EXPECT_EQ(result->bytes, results[0]->bytes);
       EXPECT_EQ(result->seconds, results[0]->seconds);
     }
@@ -113,7 +113,7 @@ TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
     session = Attach(prompt_, policy);
     ASSERT_TRUE(session);
     EXPECT_EQ(rows_of(*session), want_rows);
-    const Output got = Step(*session, 1, prompt_.Q(1, kTokens - 1, 1));
+    const Output got = Step(*session, 1, prompt_.Q(1, kPartTokens - 1, 1));
     EXPECT_EQ(got.y, want.y);
     EXPECT_EQ(got.lse, want.lse);
     EXPECT_TRUE(store_->VerifyTenant("", nullptr)->damaged.empty());
@@ -124,7 +124,7 @@ TEST_F(PutParts, LeaveWhatAWholePutLeaves) {
 // another part hears of it.
 TEST_F(PutParts, LeaveNothingWhenOneEnds) {
   Open();
-  prompt_ = MakePrompt(spec_.geometry, kTokens, Seed("PutParts.End"));
+  prompt_ = MakePrompt(spec_.geometry, kPartTokens, Seed("PutParts.End"));
   const auto reserved = [&] {
     uint64_t bytes = 0;
     const auto stats = store_->Stats();

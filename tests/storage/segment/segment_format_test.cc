@@ -29,7 +29,7 @@ SegmentHeader SomeHeader() {
   return h;
 }
 
-using Page = std::array<std::byte, kPageBytes>;
+using FormatPage = std::array<std::byte, kPageBytes>;
 
 TEST(SegmentFormat, ArrivalLayoutOfSmallRows) {
   const SegmentLayout l = *SomeHeader().Layout();  // rows of 256 bytes, 16 a page
@@ -100,7 +100,7 @@ TEST(SegmentFormat, ImpossibleShapesAreRefused) {
 TEST(SegmentFormat, HeaderRoundTripAndEveryBitFlipIsRefused) {
   SegmentHeader header = SomeHeader();
   header.chunk_tokens = 64;
-  Page page;
+  FormatPage page;
   header.Encode(page);
   ASSERT_OK(SegmentHeader::Decode(page));
   EXPECT_EQ(*SegmentHeader::Decode(page), header);
@@ -116,7 +116,7 @@ TEST(SegmentFormat, HeaderRoundTripAndEveryBitFlipIsRefused) {
 TEST(SegmentFormat, FooterRoundTripAndEveryBitFlipIsRefused) {
   const SegmentFooter footer{
       SomeHeader().file, 7, 400, 0x1234567890abcdef, 5000, 99, {0.25f, 0.125f, 0.5f, 0.0625f}};
-  Page page;
+  FormatPage page;
   footer.Encode(page);
   EXPECT_EQ(*SegmentFooter::Decode(page), footer);
   for (size_t i = 0; i < page.size(); ++i) {
@@ -129,7 +129,7 @@ TEST(SegmentFormat, FooterRoundTripAndEveryBitFlipIsRefused) {
 }
 
 TEST(SegmentFormat, UnknownFeaturesRefuseButUnknownCompatBitsDoNot) {
-  Page page;
+  FormatPage page;
   SegmentHeader header = SomeHeader();
   header.compat = 1ull << 40;
   header.Encode(page);
@@ -140,7 +140,7 @@ TEST(SegmentFormat, UnknownFeaturesRefuseButUnknownCompatBitsDoNot) {
 }
 
 TEST(SegmentFormat, EncodedRowsAreASizeOfTheirOwnAndAFeatureToKnow) {
-  Page page;
+  FormatPage page;
   SegmentHeader header = SomeHeader();
   header.encoding = RowEncoding::kInt8;
   header.incompat = kIncompatEncodedRows;
@@ -203,7 +203,7 @@ TEST(SegmentFormat, RowsOfInt8AreMeasuredWhereTheyAreStored) {
   header.incompat |= kIncompatEncodedRows;
   header.key_dim = header.value_dim = 4096;  // of no layer
   ASSERT_OK(header.Layout());
-  Page page;
+  FormatPage page;
   header.Encode(page);
   ASSERT_OK(SegmentHeader::Decode(page));
   EXPECT_EQ(*SegmentHeader::Decode(page), header);
@@ -213,7 +213,7 @@ TEST(SegmentFormat, RowsOfInt8AreMeasuredWhereTheyAreStored) {
 
 TEST(SegmentFormat, LayersThatDifferAreAFeatureToKnow) {
   SegmentHeader header = LayeredHeader();
-  Page page;
+  FormatPage page;
   header.Encode(page);
   ASSERT_OK(SegmentHeader::Decode(page));
   EXPECT_EQ(*SegmentHeader::Decode(page), header);
@@ -241,7 +241,7 @@ TEST(SegmentFormat, UniformHeadersStayWhatTheyAre) {
   SegmentHeader header = SomeHeader();
   header.model = {};
   header.chunk_tokens = 64;
-  Page page;
+  FormatPage page;
   header.Encode(page);
   uint64_t checksum = 0;
   std::memcpy(&checksum, page.data() + kPageBytes - sizeof(checksum), sizeof(checksum));
@@ -249,7 +249,7 @@ TEST(SegmentFormat, UniformHeadersStayWhatTheyAre) {
 }
 
 TEST(SegmentFormat, ChecksumsDependOnThePlace) {
-  Page page{};
+  FormatPage page{};
   const Uuid a{1}, b{2};
   const uint64_t sum = PageChecksum(a, 5, page);
   EXPECT_NE(sum, PageChecksum(a, 6, page));
