@@ -30,6 +30,14 @@ class RemoteSnapshot final : public Snapshot {
  public:
   RemoteSnapshot(std::shared_ptr<Connection> connection, std::filesystem::path dir)
       : connection_(std::move(connection)), dir_(std::move(dir)) {}
+  // Waits until the daemon has ended it, so that the next one is not refused. A daemon that does
+  // not answer ends it with the connection.
+  ~RemoteSnapshot() override {
+    static_cast<void>(
+        connection_->Do({MessageType::kSnapshot, {{"end", true}}, {}, {}, nullptr, {}}));
+  }
+  RemoteSnapshot(const RemoteSnapshot&) = delete;
+  RemoteSnapshot& operator=(const RemoteSnapshot&) = delete;
   const std::filesystem::path& dir() const override { return dir_; }
 
  private:

@@ -70,12 +70,16 @@ Result<Json> RequestHandler::Compress(const Request& request, const ProgressFn& 
 }
 
 // A snapshot holds files of every tenant, so the daemon's own user alone may take one.
-Result<Json> RequestHandler::TakeSnapshot() {
+Result<Json> RequestHandler::TakeSnapshot(const Request& request) {
   if (!peer_.trusted) {
     return Error{Code::kFailedPrecondition,
                  "snapshots are taken by the daemon's own user over its Unix socket"};
   }
   snapshot_.reset();
+  if (request.control.contains("end")) {
+    PREFIXD_ASSIGN(const bool end, Field<bool>(request.control, "end"));
+    if (end) return Json::object();
+  }
   PREFIXD_ASSIGN(snapshot_, store_.TakeSnapshot());
   return Json{{"dir", snapshot_->dir().string()}};
 }

@@ -178,7 +178,7 @@ Result<Json> RequestHandler::Dispatch(const Request& request, const ProgressFn& 
     case MessageType::kCompress:
       return Compress(request, progress);
     case MessageType::kSnapshot:
-      return TakeSnapshot();
+      return TakeSnapshot(request);
     case MessageType::kSetLifetime:
       return SetLifetime(request);
     default:

@@ -146,7 +146,7 @@ class RequestHandler {
   Result<wire::Json> Verify(const Request& request, const ProgressFn& progress);
   Result<wire::Json> Rewrite(const Request& request, const ProgressFn& progress);
   Result<wire::Json> Compress(const Request& request, const ProgressFn& progress);
-  Result<wire::Json> TakeSnapshot();
+  Result<wire::Json> TakeSnapshot(const Request& request);
 
   // put_calls.cc
   // Whether an error says that the client waits for others' puts: it asks again until they end.
