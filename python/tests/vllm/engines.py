@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,18 @@ def answer(output: Any) -> dict[str, Any]:
 
 
 def in_a_process(
-    model: Path, prompts: list[list[int]], tokens: int | list[int], **options: Any
+    model: Path,
+    prompts: list[list[int]],
+    tokens: int | list[int],
+    stored: tuple[Path, int] | None = None,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Answers the prompts in an engine of their own, one after the other, each with so many tokens."""
+    """Answers the prompts in an engine of their own, one after the other, each with so many tokens. The engine ends
+    when its daemon, in the directory `stored`, has so many prefixes: vLLM gives an engine that ends few seconds."""
     each = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
     work = {"model": str(model), "engine": options, "prompts": prompts, "tokens": each}
+    if stored is not None:
+        work["stored"] = [str(stored[0]), stored[1]]
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm.engines"],
         input=json.dumps(work),
@@ -127,6 +135,16 @@ def same(got: dict[str, Any], want: dict[str, Any]) -> None:
             assert abs(want["best"][step].get(token, logprob) - logprob) < 1e-3, (step, token)
 
 
+def wait_stored(folder: str, count: int) -> None:
+    import prefixd
+
+    deadline = time.monotonic() + 300
+    with prefixd.connect(f"unix:{folder}/prefixd.sock", reconnect=0) as store:
+        while (there := len(store.list_prefixes().prefixes)) < count:
+            assert time.monotonic() < deadline, f"{there} of {count} prefixes are stored"
+            time.sleep(0.1)
+
+
 def main() -> None:
     work = json.loads(sys.stdin.read())
     llm = engine(Path(work["model"]), **work["engine"])
@@ -134,6 +152,8 @@ def main() -> None:
     for prompt, tokens in zip(work["prompts"], work["tokens"], strict=True):
         output = llm.generate({"prompt_token_ids": prompt}, sampling(tokens), use_tqdm=False)[0]
         answers.append(answer(output))
+    if "stored" in work:
+        wait_stored(*work["stored"])
     del llm
     print(json.dumps(answers), flush=True)
 
