@@ -93,6 +93,14 @@ Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, s
   return heads;
 }
 
+size_t SeriesEnd(std::span<const LayerRead> reads, size_t begin) {
+  size_t end = begin;
+  for (uint64_t bytes = 0; end < reads.size() && (end == begin || bytes < kSeriesBytes); ++end) {
+    bytes += reads[end].k.size() + reads[end].v.size();
+  }
+  return end;
+}
+
 namespace {
 
 // Resolves heads of a layer that prefixd attends over.

@@ -34,6 +34,10 @@ Result<HeadRange> ResolveHeads(const KvGeometry& geometry, uint32_t layer, HeadR
 // Checks a slice and the sizes of its outputs, in bytes; returns its resolved heads.
 Result<HeadRange> CheckSlice(const SessionInfo& info, const LayerSlice& slice, size_t k_bytes,
                              size_t v_bytes);
+// Returns one past the last of the reads, from `begin` on, that go together: at least one, and
+// kSeriesBytes of rows if there are so many.
+inline constexpr uint64_t kSeriesBytes = 32u << 20;
+size_t SeriesEnd(std::span<const LayerRead> reads, size_t begin);
 // Checks that prefixd attends over the layer, and that queries [n][query heads of `heads`][...] are
 // finite and of the right size; returns the resolved heads.
 Result<HeadRange> CheckQueries(const KvGeometry& geometry, uint32_t layer, HeadRange heads,

@@ -142,7 +142,7 @@ uint64_t Connection::chunk_bytes() const {
 uint64_t Connection::SeriesBytes(uint64_t in_all) const {
   // Small ones, so that the first and the last, beside which nothing else goes on, take little of
   // the time, and what one side has copied is in a cache yet when the other comes to it.
-  constexpr uint64_t kCalls = 8, kLeast = 1u << 20, kMost = 2u << 20;
+  constexpr uint64_t kCalls = 4, kLeast = 2u << 20, kMost = 4u << 20;
   const uint64_t room = region_.empty() ? hello_.max_payload_bytes : region_.bytes().size();
   return std::clamp<uint64_t>(room / kInFlight, 1, std::clamp(in_all / kCalls, kLeast, kMost));
 }

@@ -72,10 +72,10 @@ class Connection {
   // So many calls of a series are in flight at most: the daemon has work while the client copies.
   static constexpr size_t kInFlight = 4;
   // Carries out the calls, which should carry SeriesBytes each: the tensors of the next ones are
-  // copied while the daemon works. `done(i)` is called for each that succeeded, in their order.
-  // None is sent after one has failed; its error is returned once those in flight have been
-  // answered, and the daemon may have carried these out.
-  Status DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done = {});
+  // copied while the daemon works. `done(i)` is called for each that succeeded, in their order;
+  // false ends the series with kCancelled. None is sent after one has failed; its error is returned
+  // once those in flight have been answered, and the daemon may have carried these out.
+  Status DoSeries(std::vector<Call> calls, const std::function<bool(size_t)>& done);
   // Returns how many bytes of tensors each call of a series that carries so many in all should
   // have.
   uint64_t SeriesBytes(uint64_t in_all) const;

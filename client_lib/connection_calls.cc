@@ -85,7 +85,7 @@ Result<Connection::Reply> Connection::Do(Call call) {
   return *std::move(flight.answer);
 }
 
-Status Connection::DoSeries(std::vector<Call> calls, const std::function<void(size_t)>& done) {
+Status Connection::DoSeries(std::vector<Call> calls, const std::function<bool(size_t)>& done) {
   PREFIXD_TRY(CheckProcess());
   PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
   PREFIXD_TRY(CheckUsable());
@@ -111,7 +111,9 @@ Status Connection::DoSeries(std::vector<Call> calls, const std::function<void(si
     Flight& oldest = flights[ended % depth];
     while (!oldest.answer) PREFIXD_TRY(Receive());
     if (failed.ok() && !oldest.answer->ok()) failed = oldest.answer->error();
-    if (failed.ok() && done) done(ended);
+    if (failed.ok() && !done(ended)) {
+      failed = Error{Code::kCancelled, "the rest of the call was not wanted any more"};
+    }
     ++ended;
   }
   return failed;

@@ -62,6 +62,7 @@ class RemotePut final : public PutStream {
       next += m;
       written_ += m;
       interrupted_.Note(layer, own, next);
+      return true;
     };
     return connection_->DoSeries(std::move(pieces), written);
   }

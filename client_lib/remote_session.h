@@ -78,8 +78,8 @@ class RemoteSession final : public Session {
                                   std::span<const uint32_t> ids) override;
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override;
-  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
-                   std::span<std::byte> v) override;
+  Status ReadLayers(std::span<const LayerRead> reads,
+                    const std::function<bool(size_t)>& done) override;
   Status ReadTokens(TokenRange range, std::span<uint32_t> out) override;
 
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
@@ -96,6 +96,8 @@ class RemoteSession final : public Session {
     size_t first_row = 0;
   };
   std::vector<Piece> PiecesOf(const LayerSlice& slice) const;
+  void AddCalls(const LayerRead& read, HeadRange heads, const Place& at,
+                std::vector<Connection::Call>& calls) const;
   Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                     std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out);
 

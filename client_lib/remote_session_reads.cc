@@ -107,35 +107,68 @@ std::vector<RemoteSession::Piece> RemoteSession::PiecesOf(const LayerSlice& slic
   return pieces;
 }
 
-Status RemoteSession::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
-                                std::span<std::byte> v) {
-  const CallScope scope(Limits());
+Status RemoteSession::ReadLayers(std::span<const LayerRead> reads,
+                                 const std::function<bool(size_t)>& done) {
   PREFIXD_TRY(CheckOpen());
-  PREFIXD_ASSIGN(const HeadRange range, CheckSlice(info_, slice, k.size(), v.size()));
-  if (range.n == 0 || slice.tokens.size() == 0) return {};
-  const RowShape row = info_.geometry.row(slice.layer);
+  std::vector<HeadRange> heads;
+  for (const LayerRead& read : reads) {
+    PREFIXD_ASSIGN(const HeadRange range,
+                   CheckSlice(info_, read.slice, read.k.size(), read.v.size()));
+    heads.push_back(range);
+  }
+  size_t ended = 0;  // reads that have their rows
+  // Other calls of the connection have their turn between two series.
+  for (size_t begin = 0, end = 0; begin < reads.size(); begin = end) {
+    const CallScope scope(Limits());
+    end = SeriesEnd(reads, begin);
+    const auto read = Over([&](const Place& at) -> Result<Connection::Reply> {
+      std::vector<Connection::Call> calls;
+      std::vector<size_t> ends;  // [calls], how many reads have their rows behind each
+      for (size_t i = ended; i < end; ++i) {
+        if (heads[i].n > 0 && reads[i].slice.tokens.size() > 0) {
+          AddCalls(reads[i], heads[i], at, calls);
+        }
+        ends.resize(calls.size(), i);
+        if (!ends.empty()) ends.back() = i + 1;
+      }
+      const auto reached = [&](size_t n) {
+        while (ended < n) {
+          if (done != nullptr && !done(ended)) return false;
+          ++ended;
+        }
+        return true;
+      };
+      if (!calls.empty()) {
+        PREFIXD_TRY(
+            at.connection->DoSeries(std::move(calls), [&](size_t i) { return reached(ends[i]); }));
+      }
+      if (!reached(end)) return Error{Code::kCancelled, "the rest was not wanted any more"};
+      return Connection::Reply{};
+    });
+    if (!read.ok()) return read.error();
+  }
+  return {};
+}
+
+void RemoteSession::AddCalls(const LayerRead& read, HeadRange heads, const Place& at,
+                             std::vector<Connection::Call>& calls) const {
+  const RowShape row = info_.geometry.row(read.slice.layer);
   const size_t key = row.key_bytes(), value = row.value_bytes();
-  LayerSlice whole = slice;
-  whole.heads = range;
-  const std::vector<Piece> pieces = PiecesOf(whole);
-  const auto read = Over([&](const Place& at) -> Result<Connection::Reply> {
-    std::vector<Connection::Call> calls;
-    for (const auto& [part, first] : pieces) {
-      const size_t rows = size_t{part.tokens.size()} * part.heads.n;
-      auto call = SessionCall(MessageType::kReadLayer, at);
-      call.control["layer"] = part.layer;
-      call.control["begin"] = part.tokens.begin;
-      call.control["end"] = part.tokens.end;
-      call.control["first_head"] = part.heads.first;
-      call.control["n_heads"] = part.heads.n;
-      call.control["head_major"] = part.order == KvOrder::kHeadMajor;
-      call.out = {k.subspan(first * key, rows * key), v.subspan(first * value, rows * value)};
-      calls.push_back(std::move(call));
-    }
-    PREFIXD_TRY(at.connection->DoSeries(std::move(calls)));
-    return Connection::Reply{};
-  });
-  return read.ok() ? Status() : read.error();
+  LayerSlice whole = read.slice;
+  whole.heads = heads;
+  for (const auto& [part, first] : PiecesOf(whole)) {
+    const size_t rows = size_t{part.tokens.size()} * part.heads.n;
+    auto call = SessionCall(MessageType::kReadLayer, at);
+    call.control["layer"] = part.layer;
+    call.control["begin"] = part.tokens.begin;
+    call.control["end"] = part.tokens.end;
+    call.control["first_head"] = part.heads.first;
+    call.control["n_heads"] = part.heads.n;
+    call.control["head_major"] = part.order == KvOrder::kHeadMajor;
+    call.out = {read.k.subspan(first * key, rows * key),
+                read.v.subspan(first * value, rows * value)};
+    calls.push_back(std::move(call));
+  }
 }
 
 Status RemoteSession::ReadTokens(TokenRange range, std::span<uint32_t> out) {

@@ -18,6 +18,8 @@ namespace {
 // One read is large enough to keep the disk busy, and small enough that the first layer arrives
 // soon.
 constexpr uint64_t kRunBytes = 8ull << 20;
+// Runs read in one call. Some buffers go around among as many: fresh memory is slow.
+constexpr size_t kRunsAtOnce = 4;
 
 struct Buffer {
   std::unique_ptr<std::byte[]> k, v;
@@ -115,45 +117,70 @@ class RestoreImpl final : public Restore {
 
   static Error Cancelled() { return {Code::kCancelled, "the restore was cancelled"}; }
 
-  // Runs on the reading thread.
+  // Runs on the reading thread. What there are buffers for is read in one call, so that no run
+  // waits for the one before it.
   void Read() {
-    for (uint32_t layer = options_.first_layer; layer < options_.end_layer; ++layer) {
-      if (!session_->info().geometry.layers[layer].stored) continue;
-      const LayerTokens of = TokensOf(layer);
-      for (const TokenRange& tokens : runs_) {
-        std::optional<Buffer> buffer = TakeFree();
-        if (!buffer) return;
-        if (!buffer->k) {
-          buffer->k = std::make_unique_for_overwrite<std::byte[]>(longest_ * k_token_);
-          buffer->v = std::make_unique_for_overwrite<std::byte[]>(longest_ * v_token_);
+    std::deque<RestoredRun> wanted = Wanted();
+    while (!wanted.empty()) {
+      std::vector<Buffer> buffers = TakeFree(std::min(kRunsAtOnce, wanted.size()));
+      if (buffers.empty()) return;
+      std::vector<LayerRead> reads;
+      for (size_t i = 0; i < buffers.size(); ++i) {
+        auto& [layer, tokens, k, v] = wanted[i];
+        if (!buffers[i].k) {
+          buffers[i].k = std::make_unique_for_overwrite<std::byte[]>(longest_ * k_token_);
+          buffers[i].v = std::make_unique_for_overwrite<std::byte[]>(longest_ * v_token_);
         }
-        const std::span k(buffer->k.get(), tokens.size() * of.k);
-        const std::span v(buffer->v.get(), tokens.size() * of.v);
+        const LayerTokens of = TokensOf(layer);
+        const std::span keys(buffers[i].k.get(), tokens.size() * of.k);
+        const std::span values(buffers[i].v.get(), tokens.size() * of.v);
+        k = keys, v = values;
         LayerSlice slice;
         slice.layer = layer;
         slice.tokens = tokens;
         slice.order = options_.order;
-        Status read = session_->ReadLayer(slice, k, v);
-        std::lock_guard lock(mutex_);
-        if (failed_.ok()) failed_ = std::move(read);
-        if (failed_.ok()) ready_.push_back({{layer, tokens, k, v}, *std::move(buffer)});
-        changed_.notify_all();
-        if (!failed_.ok()) return;
+        reads.push_back({slice, keys, values});
       }
+      Status read = session_->ReadLayers(reads, [&](size_t i) {
+        std::lock_guard lock(mutex_);
+        if (!failed_.ok()) return false;
+        ready_.push_back({wanted.front(), std::move(buffers[i])});
+        wanted.pop_front();
+        changed_.notify_all();
+        return true;
+      });
+      std::lock_guard lock(mutex_);
+      if (failed_.ok()) failed_ = std::move(read);
+      if (failed_.ok()) continue;
+      changed_.notify_all();
+      return;
     }
     std::lock_guard lock(mutex_);
     read_all_ = true;
     changed_.notify_all();
   }
 
-  // Waits for a free buffer; returns nothing when the restore has failed or was cancelled.
-  std::optional<Buffer> TakeFree() {
+  // Lists all runs, in their order.
+  std::deque<RestoredRun> Wanted() const {
+    std::deque<RestoredRun> wanted;
+    for (uint32_t layer = options_.first_layer; layer < options_.end_layer; ++layer) {
+      if (!session_->info().geometry.layers[layer].stored) continue;
+      for (const TokenRange& tokens : runs_) wanted.push_back({layer, tokens, {}, {}});
+    }
+    return wanted;
+  }
+
+  // Waits for a free buffer, and takes up to `most`; none when the restore has failed or was
+  // cancelled.
+  std::vector<Buffer> TakeFree(size_t most) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !free_.empty() || !failed_.ok(); });
-    if (!failed_.ok()) return std::nullopt;
-    Buffer buffer = std::move(free_.back());
-    free_.pop_back();
-    return buffer;
+    std::vector<Buffer> taken;
+    while (failed_.ok() && !free_.empty() && taken.size() < most) {
+      taken.push_back(std::move(free_.back()));
+      free_.pop_back();
+    }
+    return taken;
   }
 
   const std::shared_ptr<Session> session_;

@@ -1,7 +1,9 @@
 // Attaches a decoder to one stored prefix: it passes queries in and gets partial attention states.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -30,6 +32,12 @@ struct LayerSlice {
   TokenRange tokens;
   HeadRange heads;
   KvOrder order = KvOrder::kTokenMajor;
+};
+
+// A slice and where its rows go, as Session::ReadLayer has them.
+struct LayerRead {
+  LayerSlice slice;
+  std::span<std::byte> k, v;
 };
 
 // Rows read in place: verified bytes that do not change until the last copy of this object is gone,
@@ -180,9 +188,18 @@ class Session {
                            std::span<std::byte> out) = 0;
   // Reads keys and values apart, in the geometry's dtype: k [n][heads.n][key_dim] and v
   // [n][heads.n][value_dim], or head-major. Runs that end at chunk ends of info().parts (RunEnd)
-  // cost the least. prefixd/restore.h reads a whole prefix with it.
-  virtual Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
-                           std::span<std::byte> v) = 0;
+  // cost the least.
+  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k, std::span<std::byte> v) {
+    const LayerRead read{slice, k, v};
+    return ReadLayers({&read, 1}, nullptr);
+  }
+  // Reads several slices without a pause between them; prefixd/restore.h reads a whole prefix with
+  // it. Unless null, done(i) is called once `reads[i]` has its rows: in their order, one call at a
+  // time, from any thread; false ends the call with kCancelled. After an error some of the other
+  // rows may have been written. The time of a call (AttachSpec::call_timeout_ms) is that of each 32
+  // MiB.
+  virtual Status ReadLayers(std::span<const LayerRead> reads,
+                            const std::function<bool(size_t)>& done) = 0;
   // Reads the token ids of a run of the prefix, as they were put: out [range.size()].
   virtual Status ReadTokens(TokenRange range, std::span<uint32_t> out) = 0;
   // Selects alone: ids and cuts of one KV head for its group's queries q [G][key_dim].

@@ -154,19 +154,32 @@ void BindSession(nb::module_& m) {
           },
           nb::arg("layer"), nb::arg("kv_head"), nb::arg("begin"), nb::arg("end"),
           nb::arg("out").noconvert())
-      // Reads rows [begin, end) of all heads of a layer to where they shall be.
+      // Reads rows [begin, end) of all heads of layers to where they shall be: (layer, k, v) of
+      // each.
       .def(
-          "read_layer",
-          [](const PySession& s, uint32_t layer, uint32_t begin, uint32_t end, const Out& k,
-             const Out& v) {
+          "read_layers",
+          [](const PySession& s, uint32_t begin, uint32_t end,
+             const std::vector<std::tuple<uint32_t, Out, Out>>& layers) {
             const auto session = s.get();
             const DType dtype = session->info().geometry.dtype;
-            const auto keys = Stored("k", k, dtype), values = Stored("v", v, dtype);
-            nb::gil_scoped_release unlocked;
-            Check(session->ReadLayer({.layer = layer, .tokens = {begin, end}}, keys, values));
+            std::vector<LayerRead> reads;
+            for (const auto& [layer, k, v] : layers) {
+              reads.push_back({{.layer = layer, .tokens = {begin, end}, .heads = {}},
+                               Stored("k", k, dtype),
+                               Stored("v", v, dtype)});
+            }
+            Status read;
+            {
+              nb::gil_scoped_release unlocked;
+              read = session->ReadLayers(reads, [](size_t) {
+                const nb::gil_scoped_acquire locked;
+                return PyErr_CheckSignals() == 0;  // Ctrl-C, where this is the main thread
+              });
+            }
+            if (PyErr_Occurred() != nullptr) throw nb::python_error();
+            Check(read);
           },
-          nb::arg("layer"), nb::arg("begin"), nb::arg("end"), nb::arg("k").noconvert(),
-          nb::arg("v").noconvert())
+          nb::arg("begin"), nb::arg("end"), nb::arg("layers").noconvert())
       .def(
           "select",
           [](const PySession& s, uint32_t layer, uint32_t kv_head, const In& q, uint32_t k) {

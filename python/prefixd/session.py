@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -306,8 +305,8 @@ class Session:
         """Restores tokens [begin, end) (0: to the end) of layers [first, last) (0: to the last) to where
         an engine keeps them, without a copy in between: cache[i] has keys and values of the i-th layer,
         [n or more][n_kv_heads][dim] in the model's dtype (bf16 also as its bits in uint16), contiguous
-        arrays or tensors in host memory. Row 0 is token `begin`; rows behind the last token stay. Two
-        layers are read at once. After an error some rows may have been written; `cancel` ends it."""
+        arrays or tensors in host memory. Row 0 is token `begin`; rows behind the last token stay.
+        After an error some rows may have been written; `cancel` ends it."""
         wanted = range(layers[0], layers[1] or int(self.info["geometry"]["n_layers"]))
         end = end or self.n_tokens
         if len(cache) != len(wanted):
@@ -324,15 +323,8 @@ class Session:
                     arrays.rows_in_place(rows, end - begin, (own.n_kv_heads, dim), half)
                     for rows, dim in zip(pair, dims, strict=True)
                 )
-                reads.append((layer, begin, end, k, v))
-        with ThreadPoolExecutor(2, thread_name_prefix="prefixd-restore") as threads:
-            done = [threads.submit(self.core.read_layer, *read) for read in reads]
-            try:
-                for one in done:
-                    one.result()
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                raise
+                reads.append((layer, k, v))
+        self.core.read_layers(begin, end, reads)
 
     def select(self, layer: int, kv_head: int, q: Array, k: int) -> tuple[np.ndarray, list[Cut]]:
         """Selects without attending: returns the ids of at most k tokens, and a cut for each of the

@@ -69,8 +69,8 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
                                   std::span<const uint32_t> ids) override;
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range,
                    std::span<std::byte> out) override;
-  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
-                   std::span<std::byte> v) override;
+  Status ReadLayers(std::span<const LayerRead> reads,
+                    const std::function<bool(size_t)>& done) override;
   Status ReadTokens(TokenRange range, std::span<uint32_t> out) override;
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override;
@@ -136,9 +136,9 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   // Lets exact passes that begin at own token `first`, which was moved, attend over what is before
   // it as the prefix, and over the others as over rows in memory.
   Status TakeBack(uint32_t first, GroupTask& task, std::map<uint32_t, Plan>& plans);
-  // Reads rows of the plan's prefix, which may end with moved tokens, as ReadLayer does.
-  Status ReadStored(const SessionPlan& plan, const LayerSlice& slice, std::span<std::byte> k,
-                    std::span<std::byte> v);
+  // Reads rows of the plan's prefix, which may end with moved tokens, as ReadLayers does.
+  Status ReadStored(const SessionPlan& plan, std::span<const LayerRead> reads,
+                    const std::function<bool(size_t)>& done);
   // Writes what a put lacks of the prefix and the own tokens behind it.
   Status WriteMissing(PutStream& put, const State& state);
   Status ReadAnywhere(const State& state, uint32_t layer, TokenRange at, std::span<std::byte> k,

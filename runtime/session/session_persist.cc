@@ -41,7 +41,8 @@ Status CheckPersisted(const OwnTokens::Snapshot& own, const HeadIndex& index, si
 Status SessionImpl::ReadAnywhere(const State& state, uint32_t layer, TokenRange at,
                                  std::span<std::byte> k, std::span<std::byte> v) {
   if (at.begin < info_.n_tokens + state.plan->moved) {
-    return ReadStored(*state.plan, {.layer = layer, .tokens = at, .heads = {}}, k, v);
+    const LayerRead read{{.layer = layer, .tokens = at, .heads = {}}, k, v};
+    return ReadStored(*state.plan, {&read, 1}, nullptr);
   }
   const RowShape row = info_.geometry.row(layer);
   const uint32_t heads = info_.geometry.layer(layer).n_kv_heads;

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/session_arguments.h"
 #include "runtime/session/session_impl.h"
@@ -80,44 +82,82 @@ Status SessionImpl::ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range
   return status;
 }
 
-Status SessionImpl::ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
-                              std::span<std::byte> v) {
-  const CallScope scope(Limits());
-  PREFIXD_ASSIGN(const auto plan, this->plan());
-  PREFIXD_TRY(CheckSlice(info_, slice, k.size(), v.size()));
-  return ReadStored(*plan, slice, k, v);
+Status SessionImpl::ReadLayers(std::span<const LayerRead> reads,
+                               const std::function<bool(size_t)>& done) {
+  PREFIXD_TRY(this->plan());  // it is attached
+  for (const LayerRead& read : reads) {
+    PREFIXD_TRY(CheckSlice(info_, read.slice, read.k.size(), read.v.size()));
+  }
+  for (size_t begin = 0, end = 0; begin < reads.size(); begin = end) {
+    const CallScope scope(Limits());
+    PREFIXD_ASSIGN(const auto plan, this->plan());
+    end = SeriesEnd(reads, begin);
+    PREFIXD_TRY(ReadStored(*plan, reads.subspan(begin, end - begin),
+                           [&](size_t i) { return done == nullptr || done(begin + i); }));
+  }
+  return {};
 }
 
-Status SessionImpl::ReadStored(const SessionPlan& plan, const LayerSlice& slice,
-                               std::span<std::byte> k, std::span<std::byte> v) {
-  PREFIXD_ASSIGN(const HeadRange range, ResolveHeads(info_.geometry, slice.layer, slice.heads));
-  const RowShape row = info_.geometry.row(slice.layer);
-  const size_t first = HeadOf(slice.layer, range.first);
-  const uint32_t heads = range.n;
-  const size_t n = slice.tokens.size(), key = row.key_bytes(), value = row.value_bytes();
-  if (n == 0) return {};
-  const bool by_token = slice.order == KvOrder::kTokenMajor;
+// The heads of all reads are one loop, so that no thread waits at the end of a layer.
+Status SessionImpl::ReadStored(const SessionPlan& plan, std::span<const LayerRead> reads,
+                               const std::function<bool(size_t)>& done) {
+  struct Part {
+    size_t read;
+    uint32_t head, heads;  // of all heads of the read: which, and how many
+    uint32_t kv_head;
+  };
+  std::vector<Part> parts;
+  std::vector<uint32_t> left(reads.size());  // parts of each read that are not done
+  uint64_t all = 0;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    const LayerSlice& slice = reads[i].slice;
+    PREFIXD_ASSIGN(const HeadRange range, ResolveHeads(info_.geometry, slice.layer, slice.heads));
+    if (slice.tokens.size() == 0) continue;
+    left[i] = range.n;
+    for (uint32_t h = 0; h < range.n; ++h) parts.push_back({i, h, range.n, range.first + h});
+    all += range.n * storage::RowsBytes(plan.prefix->stored().parts(),
+                                        info_.geometry.row(slice.layer), slice.tokens);
+  }
+  std::mutex mutex;
+  size_t announced = 0;  // guarded by mutex, as `left` and `ended` are
+  bool ended = false;
+  const auto announce = [&](const Part* part) -> Status {
+    std::lock_guard lock(mutex);
+    if (part != nullptr) --left[part->read];
+    for (; !ended && announced < reads.size() && left[announced] == 0; ++announced) {
+      ended = done != nullptr && !done(announced);
+    }
+    if (ended) return Error{Code::kCancelled, "the rest of the rows was not wanted any more"};
+    return {};
+  };
+  PREFIXD_TRY(announce(nullptr));
   const auto begun = std::chrono::steady_clock::now();
   std::atomic<uint64_t> from_memory{0};
-  PREFIXD_TRY(services_->pool.ParallelFor(heads, [&](size_t h) -> Status {
-    const size_t step = by_token ? heads : 1;          // distance between tokens
-    const size_t k_at = h * key * (by_token ? 1 : n);  // offset of the head's first token
-    const size_t v_at = h * value * (by_token ? 1 : n);
-    storage::ReadStats reads;
+  const auto read_part = [&](size_t p) -> Status {
+    const Part& part = parts[p];
+    const auto& [slice, k, v] = reads[part.read];
+    const RowShape row = info_.geometry.row(slice.layer);
+    const size_t key = row.key_bytes(), value = row.value_bytes(), n = slice.tokens.size();
+    const bool by_token = slice.order == KvOrder::kTokenMajor;
+    const size_t step = by_token ? part.heads : 1;        // distance between tokens
+    const size_t first = part.head * (by_token ? 1 : n);  // the place of the head's first token
+    storage::ReadStats stats;
     Status read = plan.prefix->stored().ReadRange(
-        slice.layer, range.first + static_cast<uint32_t>(h), slice.tokens, storage::RowPart::kRow,
-        {k.subspan(k_at), step * key, v.subspan(v_at), step * value}, &reads);
+        slice.layer, part.kv_head, slice.tokens, storage::RowPart::kRow,
+        {k.subspan(first * key), step * key, v.subspan(first * value), step * value}, &stats);
     ChargeRows(
-        first + h, reads, 0,
+        HeadOf(slice.layer, part.kv_head), stats, 0,
         read.ok() ? storage::RowsBytes(plan.prefix->stored().parts(), row, slice.tokens) : 0);
-    from_memory += reads.bytes[static_cast<size_t>(Tier::kHost)];
-    return read;
-  }));
+    from_memory += stats.bytes[static_cast<size_t>(Tier::kHost)];
+    PREFIXD_TRY(std::move(read));
+    return announce(&part);
+  };
+  PREFIXD_TRY(services_->pool.ParallelFor(parts.size(), read_part));
+  if (parts.empty()) return {};
   // Reads that overlap share their time.
-  const auto ended = std::chrono::steady_clock::now();
-  const auto from = std::max(begun, last_read_.exchange(ended));
-  const std::chrono::duration<double> took = ended - from;
-  const uint64_t all = heads * storage::RowsBytes(plan.prefix->stored().parts(), row, slice.tokens);
+  const auto now = std::chrono::steady_clock::now();
+  const auto from = std::max(begun, last_read_.exchange(now));
+  const std::chrono::duration<double> took = now - from;
   const uint64_t host = std::min<uint64_t>(all, from_memory);
   services_->rates.NoteRead(host, all - host, took.count());
   return {};

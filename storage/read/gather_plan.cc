@@ -85,6 +85,7 @@ void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
     const bool dense = Adjacent(out.key, out.value) && out.key_stride == run_.row_bytes() &&
                        out.value_stride == out.key_stride;
     if (dense && run_.row.pages_per_item == 1) return AddPageRuns(begin, end, out.key);
+    if (run_.row.pages_per_item == 1) return AddSlots(begin, end, out);
     for (uint32_t i = begin; i < end; ++i) {
       const RowTarget to = out.From(i - begin);
       AddSlot(i, to.key, to.value);
@@ -100,7 +101,13 @@ void GatherPlan::AddRun(uint32_t begin, uint32_t end, const RowTarget& out) {
   // The loop goes slot by slot, keys before values: pieces then ascend in the order of the pages.
   for (uint32_t chunk = begin / chunk_tokens; chunk <= (end - 1) / chunk_tokens; ++chunk) {
     const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
+    const bool whole = begin <= first && first + n <= end;
     const auto add = [&](bool value) {
+      if (whole && (value ? run_.value : run_.key).pages_per_item == 1) {
+        const RowTarget to = out.From(first - begin);
+        return value ? AddChunk(chunk, true, to.value, to.value_stride)
+                     : AddChunk(chunk, false, to.key, to.key_stride);
+      }
       for (uint32_t slot = first; slot < first + n; ++slot) {
         const uint32_t own = OwnOf(slot);
         if (own < begin || own >= end) continue;
@@ -123,6 +130,46 @@ void GatherPlan::AddPageRuns(uint32_t begin, uint32_t end, std::byte* out) {
     pieces_.push_back({base + row.page(begin), row.offset(begin), n * row.bytes, out});
     out += size_t{n} * row.bytes;
     begin += n;
+  }
+}
+
+void GatherPlan::AddSlots(uint32_t begin, uint32_t end, const RowTarget& out) {
+  const uint64_t base = layout_.run_page(layer_, head_);
+  const ItemPages& row = run_.row;
+  const auto add = [&](uint32_t slot, uint32_t n, uint32_t within, uint32_t bytes, std::byte* to,
+                       size_t stride) {
+    PagePiece& piece =
+        pieces_.emplace_back(base + row.page(slot), row.offset(slot) + within, bytes, to);
+    piece.n = static_cast<uint16_t>(n);
+    piece.step = static_cast<uint16_t>(row.bytes);
+    piece.out_step = stride;
+  };
+  for (uint32_t slot = begin, n = 0; slot < end; slot += n) {
+    n = std::min(end - slot, row.per_page - slot % row.per_page);
+    const RowTarget to = out.From(slot - begin);
+    if (Adjacent(to.key, to.value) && out.key_stride == out.value_stride) {
+      add(slot, n, 0, run_.row_bytes(), to.key, out.key_stride);
+      continue;
+    }
+    if (wants_key()) add(slot, n, 0, run_.key_bytes(), to.key, out.key_stride);
+    if (wants_value()) {
+      add(slot, n, run_.key_bytes(), run_.value_bytes(), to.value, out.value_stride);
+    }
+  }
+}
+
+void GatherPlan::AddChunk(uint32_t chunk, bool value, std::byte* out, size_t stride) {
+  const ItemPages& items = value ? run_.value : run_.key;
+  const uint64_t base =
+      layout_.run_page(layer_, head_) +
+      (value ? layout_.chunk_values(layer_, chunk) : layout_.chunk_keys(layer_, chunk));
+  const uint32_t first = layout_.chunk_begin(chunk), n = layout_.chunk_size(chunk);
+  for (uint32_t i = 0; i < n; i += items.per_page) {
+    PagePiece& piece = pieces_.emplace_back(base + items.page(i), 0, items.bytes, out);
+    piece.n = static_cast<uint16_t>(std::min(n - i, items.per_page));
+    piece.step = static_cast<uint16_t>(items.bytes);
+    piece.out_step = stride;
+    piece.places = &order_->token_in[first + i];
   }
 }
 

@@ -69,6 +69,12 @@ class GatherPlan {
            value == key + run_.key_bytes();
   }
   void AddPageRuns(uint32_t begin, uint32_t end, std::byte* out);
+  // Adds the rows in slots [begin, end) of the arrival layout as items 0, 1, ...: a piece or two
+  // for each page.
+  void AddSlots(uint32_t begin, uint32_t end, const RowTarget& out);
+  // Adds all keys or values of a reclustered chunk, a piece for each page; `out` is where the
+  // chunk's first token goes.
+  void AddChunk(uint32_t chunk, bool value, std::byte* out, size_t stride);
 
   const SegmentLayout& layout_;
   const RunLayout& run_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -64,7 +65,7 @@ class PieceReader {
     // A viewing reader reads its copied pieces at once, so they should be in the caches.
     if (access == Access::kPoint || access == Access::kBackground || decode_ || in_place) return;
     uint64_t bytes = 0;
-    for (const PagePiece& piece : pieces) bytes += piece.bytes;
+    for (const PagePiece& piece : pieces) bytes += piece.all_bytes();
     stream_ = bytes >= kStreamBytes;
   }
   // One fence at the end suffices: one after every piece would wait for the memory each time.
@@ -190,9 +191,16 @@ class PieceReader {
     for (size_t i = begin; i < end; ++i) {
       const PagePiece& piece = pieces_[i];
       const std::byte* source = page.data() + piece.offset;
-      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.bytes;
+      if (from == Tier::kHost) stats_->bytes[static_cast<size_t>(Tier::kHost)] += piece.all_bytes();
       if (decode_) {
-        DecodeInt8(file_.header().dtype, {source, piece.bytes}, piece.out);
+        for (uint32_t j = 0; j < piece.n; ++j) {
+          DecodeInt8(file_.header().dtype, {source + size_t{j} * piece.step, piece.bytes},
+                     piece.out + piece.PlaceOf(j) * piece.out_step);
+        }
+        continue;
+      }
+      if (piece.n > 1 || piece.places != nullptr) {
+        Scatter(piece, source);
         continue;
       }
       if (source != copy_.from + copy_.bytes || piece.out != copy_.to + copy_.bytes) {
@@ -200,6 +208,38 @@ class PieceReader {
         copy_ = {source, piece.out, 0};
       }
       copy_.bytes += piece.bytes;
+    }
+  }
+
+  void Scatter(const PagePiece& piece, const std::byte* source) const {
+    if (stream_) {
+      return ForEachPart(piece, source, [&](std::byte* to, const std::byte* part) {
+        StreamCopyUnfenced(to, part, piece.bytes);
+      });
+    }
+    // Of a known size a copy is a few instructions and no call.
+    const auto copy = [&]<size_t kBytes>(std::integral_constant<size_t, kBytes>) {
+      ForEachPart(piece, source,
+                  [](std::byte* to, const std::byte* part) { std::memcpy(to, part, kBytes); });
+    };
+    switch (piece.bytes) {
+      case 64:
+        return copy(std::integral_constant<size_t, 64>());
+      case 128:
+        return copy(std::integral_constant<size_t, 128>());
+      case 256:
+        return copy(std::integral_constant<size_t, 256>());
+      default:
+        return ForEachPart(piece, source, [&](std::byte* to, const std::byte* part) {
+          std::memcpy(to, part, piece.bytes);
+        });
+    }
+  }
+
+  template <typename CopyPart>
+  static void ForEachPart(const PagePiece& piece, const std::byte* source, const CopyPart& copy) {
+    for (uint32_t i = 0; i < piece.n; ++i) {
+      copy(piece.out + piece.PlaceOf(i) * piece.out_step, source + size_t{i} * piece.step);
     }
   }
 

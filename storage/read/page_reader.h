@@ -20,11 +20,24 @@
 
 namespace prefixd::storage {
 
-// A PagePiece is a part of one page and its destination.
+// A PagePiece is a part of one page and its destination, or several parts of the same size: part i
+// lies at offset + i * step and goes to out + PlaceOf(i) * out_step.
 struct PagePiece {
-  uint64_t page = 0;
-  uint32_t offset = 0, bytes = 0;
-  std::byte* out = nullptr;
+  PagePiece(uint64_t of_page, uint32_t at, uint32_t n_bytes, std::byte* to)
+      : page(of_page),
+        out(to),
+        offset(static_cast<uint16_t>(at)),
+        bytes(static_cast<uint16_t>(n_bytes)) {}
+
+  size_t PlaceOf(uint32_t i) const { return places == nullptr ? i : places[i]; }
+  uint32_t all_bytes() const { return uint32_t{n} * bytes; }
+
+  uint64_t page;
+  std::byte* out;
+  uint16_t offset, bytes;  // a page has 4,096
+  uint16_t n = 1, step = 0;
+  size_t out_step = 0;
+  const uint16_t* places = nullptr;  // [n]; null: 0, 1, ...
 };
 
 inline constexpr size_t kReadBufferBytes = 2u << 20;  // bytes of one window
@@ -59,7 +72,8 @@ Status ReadPieces(const ReadServices& services, const SegmentFile& file,
 
 // Reads like ReadPieces, bytes as stored, but leaves in place what the tier has, or takes for a
 // point read: where[i] is the piece's first byte, in a page of the tier while `pins`
-// (TierRegion::PinsForAStep) live, or else at the piece's `out`. REQUIRES: Access::kPoint or kScan.
+// (TierRegion::PinsForAStep) live, or else at the piece's `out`. REQUIRES: pieces of one part;
+// Access::kPoint or kScan.
 Status ViewPieces(const ReadServices& services, const SegmentFile& file,
                   std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                   Access access, PagePins& pins, ReadStats* stats);
@@ -67,7 +81,7 @@ Status ViewPieces(const ReadServices& services, const SegmentFile& file,
 // Pins the pages of `pieces` (ascending by page) in the tier and first reads those that are not
 // there: where[i] is the piece's first byte, in place while the pins live. Returns all pins or an
 // error: those of ReadPieces, and kResourceExhausted where the tier can hold no more pinned pages.
-// `out` of a piece is not used.
+// `out` of a piece is not used. REQUIRES: pieces of one part.
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
                            std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                            ReadStats* stats);

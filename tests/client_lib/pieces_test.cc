@@ -82,6 +82,66 @@ TEST_P(Pieces, LayersAndRunsComeInAnyOrder) {
   }
 }
 
+// Several reads in one call, some of nothing: announced one after the other, each with its rows.
+TEST_P(Pieces, ManyReadsComeInTheirOrder) {
+  const auto put = Begin();
+  ASSERT_TRUE(put);
+  for (const uint32_t layer : {0u, 1u}) ASSERT_OK(Write(*put, layer, {0, kLong}, long_));
+  ASSERT_OK(put->Commit());
+  const auto session = AttachLong();
+  ASSERT_TRUE(session);
+  // More than go together.
+  struct Wanted {
+    uint32_t layer;
+    TokenRange tokens;
+    std::vector<std::byte> k, v;
+  };
+  std::vector<Wanted> wanted;
+  for (int turn = 0; turn < 10; ++turn) {
+    wanted.push_back({0, {7, 7}, {}, {}});
+    wanted.push_back({1, {3, kLong}, {}, {}});
+    wanted.push_back({0, {0, kLong - 10}, {}, {}});
+    wanted.push_back({1, {100, 101}, {}, {}});
+    wanted.push_back({0, {0, 0}, {}, {}});
+  }
+  std::vector<LayerRead> reads;
+  for (Wanted& one : wanted) {
+    one.k.resize(one.tokens.size() * kTokenBytes);
+    one.v.resize(one.k.size());
+    reads.push_back({{.layer = one.layer, .tokens = one.tokens, .heads = {}}, one.k, one.v});
+  }
+  const auto expect_rows = [&](const Wanted& one) {
+    if (one.k.empty()) return;
+    const size_t at = one.tokens.begin * kTokenBytes;
+    EXPECT_EQ(std::memcmp(one.k.data(), &long_.k[one.layer][at], one.k.size()), 0);
+    EXPECT_EQ(std::memcmp(one.v.data(), &long_.v[one.layer][at], one.v.size()), 0);
+  };
+  size_t next = 0;
+  ASSERT_OK(session->ReadLayers(reads, [&](size_t i) {
+    EXPECT_EQ(i, next++);
+    expect_rows(wanted[i]);
+    return true;
+  }));
+  EXPECT_EQ(next, wanted.size());
+
+  for (const size_t last : {0u, 1u, 22u, 49u}) {
+    SCOPED_TRACE(last);
+    next = 0;
+    const Status ended = session->ReadLayers(reads, [&](size_t i) { return next++, i < last; });
+    EXPECT_CODE(ended, Code::kCancelled);
+    EXPECT_EQ(next, last + 1);
+  }
+  // One of them is no slice: nothing is read.
+  next = 0;
+  reads.back().slice.layer = 2;
+  EXPECT_CODE(session->ReadLayers(reads, [&](size_t) { return next++, true; }),
+              Code::kInvalidArgument);
+  EXPECT_EQ(next, 0u);
+  ExpectRows(*session);
+  ASSERT_OK(session->Detach());
+  EXPECT_FALSE(session->ReadLayers({}, nullptr).ok());
+}
+
 // What follows a piece that is refused is not written, so that the same write can be repeated.
 TEST_P(Pieces, ARefusedPieceLeavesNoGap) {
   for (const uint32_t bad : {0u, 5'000u, 20'000u, kLong - 1}) {

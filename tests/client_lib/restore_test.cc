@@ -221,15 +221,21 @@ class GatedSession final : public Session {
   }
 
   const SessionInfo& info() const override { return info_; }
-  Status ReadLayer(const LayerSlice& slice, std::span<std::byte> k,
-                   std::span<std::byte> v) override {
-    std::unique_lock lock(mutex_);
-    ++begun_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return allowed_ > 0; });
-    --allowed_;
-    std::ranges::fill(k, std::byte(slice.layer));
-    std::ranges::fill(v, std::byte(slice.tokens.begin));
+  Status ReadLayers(std::span<const LayerRead> reads,
+                    const std::function<bool(size_t)>& done) override {
+    for (size_t i = 0; i < reads.size(); ++i) {
+      const auto& [slice, k, v] = reads[i];
+      {
+        std::unique_lock lock(mutex_);
+        ++begun_;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return allowed_ > 0; });
+        --allowed_;
+      }
+      std::ranges::fill(k, std::byte(slice.layer));
+      std::ranges::fill(v, std::byte(slice.tokens.begin));
+      if (!done(i)) return Error{Code::kCancelled, "not wanted"};
+    }
     return {};
   }
 

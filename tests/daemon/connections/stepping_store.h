@@ -137,7 +137,7 @@ class SteppingStore : public Store {
     Status ReadRange(uint32_t, uint32_t, TokenRange, std::span<std::byte>) override {
       return Not();
     }
-    Status ReadLayer(const LayerSlice&, std::span<std::byte>, std::span<std::byte>) override {
+    Status ReadLayers(std::span<const LayerRead>, const std::function<bool(size_t)>&) override {
       return Not();
     }
     Status ReadTokens(TokenRange, std::span<uint32_t>) override { return Not(); }
