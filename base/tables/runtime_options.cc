@@ -43,6 +43,9 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
       Switch("pin_host_tier", "store.pin_host_tier", &o.pin_host_tier,
              "Register the host tier with the CUDA device, so that it reads rows at the bus's "
              "speed. Without one the log says so and all else goes on."),
+      Switch("warm_up", "store.warm_up", &o.warm_up,
+             "After a start, read rows of the prompts used last into the host tier, as far as it "
+             "has room, behind all other work."),
       Number("selector_memory_bytes", "store.selector_memory_mib", &o.selector_memory_bytes, kMib,
              {0, 16 * kTebi},
              "Memory for selection: indexes first, exact keys of attached prefixes as far as there "

@@ -242,6 +242,9 @@ inline constexpr auto kStatistics<RuntimeStats> = [] {
       Counter("scrub_damaged", &R::scrub_damaged, kNone,
               "Segments and files that the background verification found damaged.")
           .Titled("scrub damaged"),
+      Counter("warmed_bytes", &R::warmed_bytes, kBytes,
+              "Rows used last that were read into the host tier after the start.")
+          .Titled("warmed up"),
       Gauge(
           "unchecked_segments", &R::unchecked_segments, kNone,
           "Segments that the check of headers and footers behind the start has still to come to."),

@@ -16,7 +16,7 @@ from workload import Prompt
 
 import prefixd
 
-STORE_ALONE = {"recluster": False, "build_codes": False, "estimators": ["none"]}
+STORE_ALONE = {"recluster": False, "build_codes": False, "estimators": ["none"], "warm_up": False}
 
 
 class Embedded(Peer):

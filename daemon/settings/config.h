@@ -20,7 +20,7 @@ namespace prefixd::daemon {
 
 // config_options.cc gives bounds, unit and meaning of each member.
 struct Config {
-  RuntimeOptions store{.dir = "/var/lib/prefixd"};
+  RuntimeOptions store{.dir = "/var/lib/prefixd", .warm_up = true};
 
   std::string socket = "/run/prefixd/prefixd.sock";
   std::string socket_access = "user";

@@ -38,6 +38,9 @@ struct RuntimeOptions {
   bool host_tier_hugetlb = false;  // taken from the system's pool of huge pages, if it has one
   bool host_tier_mlock = false;    // never swapped out
   bool pin_host_tier = false;      // registered with the CUDA device, if there is one
+  // After the store is opened, rows of the prompts used last are read into the host tier in the
+  // background, as far as it has room. The daemon does so by default.
+  bool warm_up = false;
   // Bounds the memory of selection, over all prefixes that sessions hold. Indexes are always in
   // memory and count first; exact keys are held as far as there is room, prefix by prefix, and are
   // otherwise read where they lie.

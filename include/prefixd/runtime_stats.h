@@ -81,6 +81,7 @@ struct RuntimeStats {
   // The scrub: bytes verified and damage found since the start; at or after verified_since_unix_ms
   // everything stored was verified or written.
   uint64_t scrub_bytes = 0, scrub_damaged = 0;
+  uint64_t warmed_bytes = 0;        // of rows used last, read into the host tier after the start
   uint64_t unchecked_segments = 0;  // whose header and footer nobody has read since the start
   int64_t verified_since_unix_ms = 0;
 };

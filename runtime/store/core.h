@@ -28,6 +28,7 @@
 #include "runtime/work/scrubber.h"
 #include "runtime/work/segment_queue.h"
 #include "runtime/work/thread_pool.h"
+#include "runtime/work/warm_up.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {
@@ -85,6 +86,7 @@ struct Core {
   std::unique_ptr<SegmentQueue> ingest, rewrites;
   std::unique_ptr<Maintenance> maintenance;
   std::unique_ptr<Scrubber> scrubber;
+  std::unique_ptr<WarmUp> warm_up;  // null: off
   std::unique_ptr<OwnMover> mover;
   std::unique_ptr<Resumption> resumption;
 };

@@ -64,6 +64,7 @@ class LocalStoreImpl final : public LocalStore {
     matches_->Stop();
     core_->pace.Stop();
     core_->scrubber->Stop();
+    if (core_->warm_up) core_->warm_up->Stop();
     core_->prefetcher.Stop();
     core_->key_preloader.Stop();
     core_->index_preloader.Stop();
@@ -373,6 +374,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
   core->scrubber = std::make_unique<Scrubber>(core->storage.get(), options.scrub_bytes_per_second,
                                               options.scrub_interval_hours);
   core->resumption = std::make_unique<Resumption>(*core);
+  if (options.warm_up) core->warm_up = std::make_unique<WarmUp>(*core->storage, core->pace);
   return std::unique_ptr<LocalStore>(std::make_unique<LocalStoreImpl>(core));
 }
 

@@ -140,6 +140,7 @@ RuntimeStats StatsOf(const Core& core) {
   KeepLargest(stats.tenants);
   stats.scrub_bytes = stored.scrub_bytes;
   stats.scrub_damaged = stored.scrub_damaged;
+  stats.warmed_bytes = stored.warmed_bytes;
   stats.unchecked_segments = stored.unchecked_segments;
   stats.verified_since_unix_ms = stored.verified_since_unix_ms;
   return stats;

@@ -18,6 +18,7 @@
 #include "storage/store/store_match.h"
 #include "storage/store/store_put.h"
 #include "storage/store/store_recovery.h"
+#include "storage/store/warm_up.h"
 
 namespace prefixd::storage {
 
@@ -255,6 +256,10 @@ class Store final : public PrefixStore {
     return storage::CheckEnds(*core_, go_on);
   }
 
+  Result<WarmedUp> WarmUp(const WarmUpOptions& options) override {
+    return storage::WarmUp(*core_, options);
+  }
+
   void OnBlobLost(BlobLost told) override { core_->verifier->OnBlobLost(std::move(told)); }
 
   Stats stats() const override {
@@ -297,6 +302,7 @@ class Store final : public PrefixStore {
     }
     s.scrub_bytes = core_->counters.scrub_bytes;
     s.scrub_damaged = core_->counters.scrub_damaged;
+    s.warmed_bytes = core_->counters.warmed_bytes;
     s.unchecked_segments = core_->counters.unchecked_segments;
     if (const auto oldest = core_->tree.LeastRecentlyVerified()) {
       s.verified_since_unix_ms = oldest->second;

@@ -11,6 +11,7 @@
 // returned; kResourceExhausted means a full disk or quota (all stored data stays).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -101,6 +102,16 @@ struct PrefixesAfter {
   SegmentId id;
   size_t limit = SIZE_MAX;
   bool one_tenant = false;  // none of the tenants behind `tenant`
+};
+
+struct WarmUpOptions {
+  const std::atomic<bool>* stop = nullptr;  // ends it soon after it is set, with kCancelled
+  std::function<void()> rest;               // called between reads; may sleep
+};
+
+// What a warm-up has read into the host tier.
+struct WarmedUp {
+  uint64_t prefixes = 0, bytes = 0;
 };
 
 struct ScrubOptions {
@@ -283,6 +294,9 @@ class PrefixStore : public SegmentSource {
   // alone. Whoever uses a segment verifies it first in any case. kCancelled: `go_on` returned
   // false.
   virtual Status CheckEnds(const std::function<bool()>& go_on) = 0;
+  // Reads rows of the prefixes used last into the host tier, the last one first, as long as it has
+  // free room: for a thread of its own after Open.
+  virtual Result<WarmedUp> WarmUp(const WarmUpOptions& options) = 0;
   // Set once, before anything is read.
   virtual void OnBlobLost(BlobLost told) = 0;
 
@@ -312,6 +326,7 @@ class PrefixStore : public SegmentSource {
     // The scrub's work since the store was opened; all segments were verified (or stored) since
     // verified_since_unix_ms.
     uint64_t scrub_bytes = 0, scrub_damaged = 0;
+    uint64_t warmed_bytes = 0;           // read by WarmUp since the start
     uint64_t unchecked_segments = 0;     // that CheckEnds has not come to since the start
     int64_t verified_since_unix_ms = 0;  // 0: the store is empty
     uint64_t quota_bytes = 0, evictions = 0, evicted_bytes = 0, expired = 0;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "base/every_page.h"
 #include "client_lib/remote_store.h"
@@ -105,6 +106,57 @@ TEST(Daemon, KillNineKeepsWhatWasAcknowledged) {
   auto verify = client->Verify("", {});
   ASSERT_TRUE(verify.ok());
   EXPECT_TRUE(verify->damaged.empty());
+}
+
+TEST(Daemon, AStartBringsBackIntoMemoryWhatWasUsedLast) {
+  DaemonDir dir;
+  const auto prompt = MakePrompt(3000, testing::Seed("Daemon.AStartBringsBack"));
+  // Work in the background would read rows, too.
+  const std::vector<std::string> as_it_comes = {"--recluster=false"};
+  {
+    DaemonProcess daemon(dir.path(), as_it_comes);
+    ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
+    const auto client = ConnectTo(daemon);
+    ASSERT_TRUE(client);
+    const auto put = testing::PutPrompt(*client, prompt);
+    ASSERT_TRUE(put.ok()) << put.error().message;
+    ASSERT_TRUE(client->WaitReady(put->prefix, {}).ok());
+    daemon.Signal(SIGTERM);
+    EXPECT_EQ(daemon.Wait(), 0);
+  }
+  for (const bool warm : {true, false}) {
+    std::vector<std::string> args = as_it_comes;
+    if (!warm) args.emplace_back("--warm-up=false");
+    DaemonProcess daemon(dir.path(), args);
+    ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
+    const auto client = ConnectTo(daemon);
+    ASSERT_TRUE(client);
+    const auto warmed = [&] {
+      const auto stats = client->Stats();
+      return stats.ok() ? stats->warmed_bytes : UINT64_MAX;
+    };
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    // All rows: two layers of two heads, 64 bytes each, the rest of their pages aside.
+    while (warm && warmed() < 4u * 3000 * 64) {
+      ASSERT_LT(std::chrono::steady_clock::now(), limit) << daemon.Stderr();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    if (!warm) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      EXPECT_EQ(warmed(), 0u);
+    }
+    AttachSpec spec{.model = prompt.model.name, .tokens = prompt.tokens};
+    spec.policy.mode = StepMode::kFull;
+    const auto session = client->Attach(spec);
+    ASSERT_TRUE(session.ok()) << session.error().message;
+    std::vector<std::byte> k(3000 * 64), v(k.size());
+    ASSERT_TRUE((*session)->ReadLayer({.layer = 1, .tokens = {0, 3000}}, k, v).ok());
+    EXPECT_TRUE(k == prompt.k[1] && v == prompt.v[1]);
+    const auto report = (*session)->Detach();
+    ASSERT_TRUE(report.ok());
+    const uint64_t from_disk = report->total.physical_bytes[static_cast<size_t>(Tier::kSsd)];
+    EXPECT_EQ(from_disk == 0, warm) << from_disk;
+  }
 }
 
 TEST(Daemon, ASecondOneIsRefused) {

@@ -1,0 +1,130 @@
+#include "storage/store/warm_up.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "storage/read/page_window.h"
+#include "storage/segment/unix_time.h"
+
+namespace prefixd::storage {
+namespace {
+
+// Of more prefixes, small ones, it would open more files than its reads save.
+constexpr size_t kMostPrefixes = 4096;
+constexpr size_t kIdsAtOnce = 1024;
+// Read at a time: a step that comes meanwhile soon finds the disk free.
+constexpr size_t kPages = 64;
+
+struct Used {
+  int64_t unix_ms;
+  SegmentId id;
+  auto operator<=>(const Used&) const = default;
+};
+
+// Lists the prefixes used last, the last one first.
+std::vector<Used> UsedLast(StoreCore& core) {
+  std::vector<Used> used;
+  PrefixTree::Place place;
+  while (true) {
+    const auto ids = core.tree.IdsAfter(place, kIdsAtOnce, /*one_tenant=*/false);
+    for (const PrefixTree::Place& next : ids) {
+      const auto info = core.segments->Info(next.id);
+      if (!info.ok() || !info->listed || info->live || info->quarantined) continue;
+      used.push_back({info->last_used_unix_ms, info->id});
+    }
+    const size_t most = std::min(used.size(), kMostPrefixes);
+    std::ranges::partial_sort(used, used.begin() + static_cast<ptrdiff_t>(most), std::greater<>());
+    used.resize(most);
+    if (ids.size() < kIdsAtOnce) return used;
+    place = ids.back();
+  }
+}
+
+class Warming {
+ public:
+  Warming(StoreCore& core, const WarmUpOptions& options) : core_(core), options_(options) {}
+
+  // kResourceExhausted: there is no room for more.
+  Status Prefix(const SegmentId& id) {
+    if (!core_.tree.Alive(id, NowUnixMs())) return {};
+    PREFIXD_ASSIGN(const ChainPin pin, core_.tree.PinSegment(id));
+    const uint64_t before = done_.bytes;
+    for (const SegmentRecord& record : pin.chain()) {
+      if (!seen_.insert(record.id).second) continue;
+      PREFIXD_ASSIGN(const auto file, core_.segments->Open(record.id));
+      PREFIXD_TRY(Segment(*file, *core_.tier->ForTenant(record.tenant)));
+    }
+    if (done_.bytes > before) ++done_.prefixes;
+    return {};
+  }
+
+  const WarmedUp& done() const { return done_; }
+
+ private:
+  Status Segment(const SegmentFile& file, TierRegion& tier) {
+    const uint64_t segment = file.record().sequence;
+    ReadServices services = core_.services;
+    services.tier = &tier;
+    PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0),
+                      /*max_gap=*/0, options_.stop);
+    const uint64_t end = file.layout().token_page;  // of the pages with rows, which begin at 1
+    for (uint64_t at = 1; at < end; at += kPages) {
+      if (*options_.stop) return Error{Code::kCancelled, "the store is closing"};
+      std::array<uint64_t, kPages> pages;
+      std::array<uint32_t, kPages> frames;
+      const size_t n = std::min<uint64_t>(kPages, end - at);
+      for (size_t i = 0; i < n; ++i) pages[i] = at + i;
+      const auto looked_up = std::span(frames).first(n);
+      tier.Pin(segment, std::span(pages).first(n), Access::kPrefetch, looked_up);
+      std::vector<uint64_t> missing;
+      for (size_t i = 0; i < n; ++i) {
+        if (frames[i] == kNoFrame) missing.push_back(pages[i]);
+      }
+      tier.Unpin(looked_up);
+      if (missing.empty()) continue;
+      const size_t wanted = missing.size();
+      window.Start(std::move(missing));
+      PREFIXD_TRY(window.Finish());
+      for (size_t i = 0; i < wanted; ++i) {
+        // A scan takes nobody's place.
+        if (!tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kScan)) {
+          return Error{Code::kResourceExhausted, "the host tier is full"};
+        }
+        done_.bytes += kPageBytes;
+        core_.counters.warmed_bytes += kPageBytes;
+      }
+      if (options_.rest) options_.rest();
+    }
+    return {};
+  }
+
+  StoreCore& core_;
+  const WarmUpOptions& options_;
+  std::set<SegmentId> seen_;
+  WarmedUp done_;
+};
+
+}  // namespace
+
+Result<WarmedUp> WarmUp(StoreCore& core, const WarmUpOptions& options) {
+  if (options.stop == nullptr) return InvalidArgument("a warm-up needs a flag that ends it");
+  if (core.options.host_tier_bytes < kPageBytes) return WarmedUp();
+  Warming warming(core, options);
+  for (const Used& used : UsedLast(core)) {
+    const Status warmed = warming.Prefix(used.id);
+    if (warmed.ok()) continue;
+    if (warmed.error().code == Code::kCancelled) return warmed.error();
+    if (warmed.error().code == Code::kResourceExhausted) break;
+    // Whoever asks for this one learns why it cannot be read.
+  }
+  return warming.done();
+}
+
+}  // namespace prefixd::storage
