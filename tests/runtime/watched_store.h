@@ -136,6 +136,9 @@ class WatchedStore final : public storage::PrefixStore {
     return inner_->Scrub(options);
   }
   Status CheckEnds(const std::function<bool()>& go_on) override { return inner_->CheckEnds(go_on); }
+  Result<storage::WarmedUp> WarmUp(const storage::WarmUpOptions& options) override {
+    return inner_->WarmUp(options);
+  }
   void OnBlobLost(storage::BlobLost told) override { inner_->OnBlobLost(std::move(told)); }
   Stats stats() const override { return inner_->stats(); }
 
