@@ -63,6 +63,7 @@ class Daemon:
         program = Path(os.environ.get("PREFIXD_BUILD", ROOT / "build/release")) / "bin/prefixd"
         read, write = os.pipe()
         command = [str(program), "--dir", str(self.folder / "store"), "--socket", str(self.folder / "socket"), *DAEMON]
+        command.append("--warm-up=false")  # rows that a test damages are the engine's to find
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self._more, *more, "--ready-fd", str(write)], pass_fds=[write], stdout=log, stderr=log
