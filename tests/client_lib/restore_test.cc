@@ -158,17 +158,17 @@ TEST_F(RestoreTest, PartsOfItAndBadRequests) {
   // This part reads slices of heads.
   const size_t key = spec_.geometry.row(0).key_bytes();
   std::vector<std::byte> k(10 * key), v(10 * key);
-  ASSERT_OK(session->ReadLayer({0, {5, 15}, 1, 1, KvOrder::kTokenMajor}, k, v));
+  ASSERT_OK(session->ReadLayer({0, {5, 15}, {1, 1}, KvOrder::kTokenMajor}, k, v));
   const auto rows = prompt.Rows(0, 1);
   for (size_t t = 0; t < 10; ++t) {
     EXPECT_TRUE(std::equal(&k[t * key], &k[t * key] + key, &rows[(5 + t) * 2 * key]));
     EXPECT_TRUE(std::equal(&v[t * key], &v[t * key] + key, &rows[(5 + t) * 2 * key + key]));
   }
-  EXPECT_CODE(session->ReadLayer({0, {5, 15}, 1, 2, {}}, k, v), Code::kInvalidArgument);
-  EXPECT_CODE(session->ReadLayer({0, {5, 15}, 2, 0, {}}, k, v), Code::kInvalidArgument);
-  EXPECT_CODE(session->ReadLayer({2, {5, 15}, 1, 1, {}}, k, v), Code::kInvalidArgument);
-  EXPECT_CODE(session->ReadLayer({0, {5, 16}, 1, 1, {}}, k, v), Code::kInvalidArgument);
-  ASSERT_OK(session->ReadLayer({0, {5, 5}, 0, 0, {}}, {}, {}));
+  EXPECT_CODE(session->ReadLayer({0, {5, 15}, {1, 2}, {}}, k, v), Code::kInvalidArgument);
+  EXPECT_CODE(session->ReadLayer({0, {5, 15}, {2, 0}, {}}, k, v), Code::kInvalidArgument);
+  EXPECT_CODE(session->ReadLayer({2, {5, 15}, {1, 1}, {}}, k, v), Code::kInvalidArgument);
+  EXPECT_CODE(session->ReadLayer({0, {5, 16}, {1, 1}, {}}, k, v), Code::kInvalidArgument);
+  ASSERT_OK(session->ReadLayer({0, {5, 5}, {0, 0}, {}}, {}, {}));
 }
 
 TEST_F(RestoreTest, DamageEndsIt) {
