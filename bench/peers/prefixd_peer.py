@@ -22,7 +22,7 @@ STORE_ALONE = {"recluster": False, "build_codes": False, "estimators": ["none"],
 class Embedded(Peer):
     title = "prefixd, embedded"
     durable = "its commit: data and catalogue synced"
-    about = "prefixd.open, as a store alone: no reclustering, no codes, no estimators beyond the plain moment, no warm-up"
+    about = "prefixd.open, as a store alone: no reclustering, codes, warm-up or estimators but the plain moment"
 
     def open(self) -> None:
         self.store = self.open_store()
