@@ -113,27 +113,6 @@ void Connection::CloseSocket() {
   socket_.Close();
 }
 
-std::shared_ptr<const SharedRegion> Connection::FindTierRegion(uint64_t id) const {
-  std::lock_guard lock(tier_mutex_);
-  const auto it = tier_regions_.find(id);
-  return it == tier_regions_.end() ? nullptr : it->second;
-}
-
-std::vector<uint64_t> Connection::TierRegionIds() const {
-  std::lock_guard lock(tier_mutex_);
-  std::vector<uint64_t> ids;
-  for (const auto& [id, region] : tier_regions_) ids.push_back(id);
-  return ids;
-}
-
-std::shared_ptr<const SharedRegion> Connection::AddTierRegion(uint64_t id, SharedRegion region) {
-  std::lock_guard lock(tier_mutex_);
-  std::erase_if(tier_regions_, [](const auto& entry) { return entry.second.use_count() == 1; });
-  auto& held = tier_regions_[id];
-  if (!held) held = std::make_shared<const SharedRegion>(std::move(region));
-  return held;
-}
-
 uint64_t Connection::chunk_bytes() const {
   const uint64_t inline_bytes = hello_.max_payload_bytes;
   return region_.empty() ? inline_bytes : std::max<uint64_t>(region_.bytes().size() / 2, 1);

@@ -31,6 +31,7 @@
 
 #include "base/call_scope.h"
 #include "base/opened_here.h"
+#include "base/rows/copy_rows.h"
 #include "client_lib/ring_calls.h"
 #include "prefixd/client.h"
 #include "protocol/codec.h"
@@ -50,6 +51,9 @@ class Connection {
     const ProgressFn* progress = nullptr;        // for long calls, which then have no timeout
     // The call is cancelled when one of these is, beside the calling thread's limits.
     std::vector<const CallLimits*> cancelled_by;
+    // Rows for `out`, keys and values, may lie in the tenant's region of the host tier, and are
+    // then copied from there in this way.
+    std::optional<CopyMode> in_place = {};
     // A daemon that has not answered kGrace after the deadline costs the connection, also where the
     // call runs to its end: for who has something better to do than to wait.
     bool gives_up = false;
@@ -105,12 +109,11 @@ class Connection {
   // Makes the running call, if there is one, and all later ones fail with kUnavailable.
   void Interrupt();
   const wire::HelloReply& hello() const { return hello_; }
-  // Returns the memory of rows that are read in place, by the daemon's number of the region; null
-  // when it is not mapped.
-  std::shared_ptr<const SharedRegion> FindTierRegion(uint64_t id) const;
+  // Returns the daemon's numbers of the regions of rows in place that are mapped.
   std::vector<uint64_t> TierRegionIds() const;
-  // Keeps a region that arrived with a reply, and the regions that are still in use.
-  std::shared_ptr<const SharedRegion> AddTierRegion(uint64_t id, SharedRegion region);
+  // Returns the region that a reply names, which came with it or is mapped already; keeps it, and
+  // the others that are still in use.
+  Result<std::shared_ptr<const SharedRegion>> TierRegionOf(Reply& reply);
   // Returns the largest sum of tensor bytes that one call should carry; the caller splits larger
   // ones.
   uint64_t chunk_bytes() const;
@@ -127,6 +130,7 @@ class Connection {
     Socket::Deadline deadline = {};
     bool told = false;       // that the caller's limits ended the call
     bool cancelled = false;  // by its progress function: it fails, even where it was finished
+    std::vector<uint64_t> releases = {};  // holds that it tells the daemon to release
     std::optional<Result<Reply>> answer = {};
   };
   // Nothing is in flight any more when it goes: what is, ends with the connection.
@@ -151,6 +155,11 @@ class Connection {
   // Receives what a reply has behind its control part, and takes the outputs out of the region.
   Status ReceiveOutputs(const wire::FrameHeader& header, Flight* flight, Reply* reply,
                         Socket::Deadline deadline);
+  // Copies rows from where a reply says that they lie; kUnavailable where it makes no sense, or the
+  // daemon may have let go of them meanwhile.
+  Status CopyInPlace(Flight& flight, Reply* reply);
+  // Has the daemon release what was copied, without waiting for its answer.
+  void ReleaseCopied();
   Status Progress(Flight& flight, const wire::Json& control);
   void Answer(Flight& flight, Result<Reply> answer);
   // Tells the daemon until when a call that begins now is worth its work, and returns how long to
@@ -181,6 +190,7 @@ class Connection {
   uint32_t call_timeout_ms_ = 0;
   uint64_t next_id_ = 1;
   std::vector<Flight*> flights_;  // sent and not answered; mutex_ is held
+  std::vector<uint64_t> copied_;  // holds to be released; likewise
   mutable std::mutex tier_mutex_;
   std::map<uint64_t, std::shared_ptr<const SharedRegion>> tier_regions_;
   std::string broken_;  // why the connection can no longer be used; empty while it can

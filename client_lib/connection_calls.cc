@@ -116,6 +116,7 @@ Status Connection::DoSeries(std::vector<Call> calls, const std::function<bool(si
     }
     ++ended;
   }
+  ReleaseCopied();
   return failed;
 }
 
@@ -130,6 +131,11 @@ Status Connection::Launch(Flight& flight) {
     return InvalidArgument("a call of " + std::to_string(tensor_bytes) +
                            " tensor bytes is above the daemon's limit of " +
                            std::to_string(hello_.max_payload_bytes) + " (limits.max_frame_mib)");
+  }
+  if (flight.shared && call.in_place) {
+    flight.call.control["regions"] = TierRegionIds();
+    flight.releases = std::exchange(copied_, {});
+    if (!flight.releases.empty()) flight.call.control["release"] = flight.releases;
   }
   flight.deadline = DeadlineOf(flight.call);
   flights_.reserve(flights_.size() + 1);  // what was sent is always listed
@@ -280,6 +286,8 @@ void Connection::Answer(Flight& flight, Result<Reply> answer) {
   if (answer.ok() && flight.cancelled) {
     answer = Error{Code::kCancelled, "cancelled by its progress function"};
   }
+  // A call that failed may not have released anything.
+  if (!answer.ok()) copied_.insert(copied_.end(), flight.releases.begin(), flight.releases.end());
   flight.answer = std::move(answer);
   std::erase(flights_, &flight);
 }
@@ -341,6 +349,10 @@ Status Connection::ReceiveOutputs(const wire::FrameHeader& header, Flight* fligh
     for (const auto& t : flight->call.out) PREFIXD_TRY(receive(t));
   }
   if (flight == nullptr || !flight->shared) return {};
+  if (flight->call.in_place && reply->control.contains("hold")) {
+    if (Status s = CopyInPlace(*flight, reply); !s.ok()) return Break(s.error(), End::kOther);
+    return {};
+  }
   uint64_t at = flight->at + TotalBytes(flight->call.in);
   for (const auto& t : flight->call.out) {
     if (!t.empty()) std::memcpy(t.data(), RegionPart(at, t.size()).data(), t.size());

@@ -23,7 +23,7 @@ class RemoteHold {
     // not fail with the call that held them.
     const CarriedScope none(nullptr);
     (void)connection_->Do(
-        {wire::MessageType::kReleaseRows, {{"hold", hold_}}, {}, {}, nullptr, {}});
+        {wire::MessageType::kReleaseRows, {{"release", {hold_}}}, {}, {}, nullptr, {}});
   }
   RemoteHold(const RemoteHold&) = delete;
   RemoteHold& operator=(const RemoteHold&) = delete;

@@ -96,7 +96,7 @@ class RemoteSession final : public Session {
     size_t first_row = 0;
   };
   std::vector<Piece> PiecesOf(const LayerSlice& slice) const;
-  void AddCalls(const LayerRead& read, HeadRange heads, const Place& at,
+  void AddCalls(const LayerRead& read, HeadRange heads, const Place& at, CopyMode mode,
                 std::vector<Connection::Call>& calls) const;
   Status InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
                     std::vector<std::unique_ptr<RemoteHold>>& holds, RowsInPlace& out);

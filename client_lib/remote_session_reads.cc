@@ -118,6 +118,9 @@ Status RemoteSession::ReadLayers(std::span<const LayerRead> reads,
   }
   size_t ended = 0;  // reads that have their rows
   // Other calls of the connection have their turn between two series.
+  uint64_t bytes = 0;
+  for (const LayerRead& read : reads) bytes += read.k.size() + read.v.size();
+  const CopyMode mode = bytes >= kStreamBytes ? CopyMode::kStream : CopyMode::kCached;
   for (size_t begin = 0, end = 0; begin < reads.size(); begin = end) {
     const CallScope scope(Limits());
     end = SeriesEnd(reads, begin);
@@ -126,7 +129,7 @@ Status RemoteSession::ReadLayers(std::span<const LayerRead> reads,
       std::vector<size_t> ends;  // [calls], how many reads have their rows behind each
       for (size_t i = ended; i < end; ++i) {
         if (heads[i].n > 0 && reads[i].slice.tokens.size() > 0) {
-          AddCalls(reads[i], heads[i], at, calls);
+          AddCalls(reads[i], heads[i], at, mode, calls);
         }
         ends.resize(calls.size(), i);
         if (!ends.empty()) ends.back() = i + 1;
@@ -150,7 +153,7 @@ Status RemoteSession::ReadLayers(std::span<const LayerRead> reads,
   return {};
 }
 
-void RemoteSession::AddCalls(const LayerRead& read, HeadRange heads, const Place& at,
+void RemoteSession::AddCalls(const LayerRead& read, HeadRange heads, const Place& at, CopyMode mode,
                              std::vector<Connection::Call>& calls) const {
   const RowShape row = info_.geometry.row(read.slice.layer);
   const size_t key = row.key_bytes(), value = row.value_bytes();
@@ -167,6 +170,7 @@ void RemoteSession::AddCalls(const LayerRead& read, HeadRange heads, const Place
     call.control["head_major"] = part.order == KvOrder::kHeadMajor;
     call.out = {read.k.subspan(first * key, rows * key),
                 read.v.subspan(first * value, rows * value)};
+    call.in_place = mode;
     calls.push_back(std::move(call));
   }
 }
@@ -206,12 +210,7 @@ Status RemoteSession::InPlaceRun(uint32_t layer, uint32_t kv_head, std::span<con
   PREFIXD_ASSIGN(const uint64_t hold, Field<uint64_t>(reply.control, "hold"));
   holds.push_back(std::make_unique<RemoteHold>(connection, hold));
   PREFIXD_ASSIGN(const uint64_t id, Field<uint64_t>(reply.control, "region"));
-  auto region = reply.region.empty() ? connection->FindTierRegion(id)
-                                     : connection->AddTierRegion(id, std::move(reply.region));
-  if (region == nullptr) {
-    return Error{Code::kUnavailable,
-                 "the daemon did not pass the memory that the rows lie in; try again"};
-  }
+  PREFIXD_ASSIGN(const auto region, connection->TierRegionOf(reply));
   holds.back()->region = region;
   const std::span<const std::byte> bytes = region->bytes();
   const RowShape row = info_.geometry.row(layer);

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,8 +24,20 @@ constexpr uint64_t kRunBytes = 8ull << 20;
 // Runs read in one call. Some buffers go around among as many: fresh memory is slow.
 constexpr size_t kRunsAtOnce = 4;
 
+// Whole lines of the caches: parts of them are slow to copy to (base/rows/copy_rows.h).
+struct FreeLines {
+  void operator()(std::byte* bytes) const { std::free(bytes); }
+};
+using Lines = std::unique_ptr<std::byte[], FreeLines>;
+Lines NewLines(size_t bytes) {
+  constexpr size_t kLine = 64;
+  Lines lines(static_cast<std::byte*>(std::aligned_alloc(kLine, (bytes / kLine + 1) * kLine)));
+  if (lines == nullptr) throw std::bad_alloc();
+  return lines;
+}
+
 struct Buffer {
-  std::unique_ptr<std::byte[]> k, v;
+  Lines k, v;
 };
 
 class RestoreImpl final : public Restore {
@@ -128,8 +143,8 @@ class RestoreImpl final : public Restore {
       for (size_t i = 0; i < buffers.size(); ++i) {
         auto& [layer, tokens, k, v] = wanted[i];
         if (!buffers[i].k) {
-          buffers[i].k = std::make_unique_for_overwrite<std::byte[]>(longest_ * k_token_);
-          buffers[i].v = std::make_unique_for_overwrite<std::byte[]>(longest_ * v_token_);
+          buffers[i].k = NewLines(longest_ * k_token_);
+          buffers[i].v = NewLines(longest_ * v_token_);
         }
         const LayerTokens of = TokensOf(layer);
         const std::span keys(buffers[i].k.get(), tokens.size() * of.k);

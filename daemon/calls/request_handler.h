@@ -163,8 +163,6 @@ class RequestHandler {
   Result<wire::Json> Step(const Request& request, Response* response);
   Result<wire::Json> AttendExact(const Request& request, Response* response);
   Result<wire::Json> ReadRows(const Request& request, Response* response);
-  Result<wire::Json> ReadInPlace(const Request& request, Response* response);
-  Result<wire::Json> ReleaseRows(const Request& request);
   Result<wire::Json> ReadRange(const Request& request, Response* response);
   Result<wire::Json> ReadLayer(const Request& request, Response* response);
   Result<wire::Json> ReadTokens(const Request& request, Response* response);
@@ -186,6 +184,18 @@ class RequestHandler {
   // Detaches it, and keeps what it read.
   Result<SessionReport> End(const Attached& attached);
 
+  // in_place_calls.cc
+  Result<wire::Json> ReadInPlace(const Request& request, Response* response);
+  Result<wire::Json> ReleaseRows(const Request& request);
+  // Returns an answer that says where the rows lie, if the client can map them and all are there.
+  Result<std::optional<wire::Json>> LayerInPlaceFor(const Request& request, Session& session,
+                                                    const LayerRead& read, Response* response);
+  // Releases the rows that a request names in `release`; kNotFound: one of them is not held, and
+  // the others are released.
+  Status ReleaseNamed(const wire::Json& control);
+  wire::Json Hold(const RowsInPlace::Region& region, std::shared_ptr<const void> hold,
+                  MemoryCharge memory);
+
   // ring_steps.cc
   Status RunSteps(std::span<std::byte> slot, StepScratch& scratch, StepServed* served);
   void NoteFailedStep(const Error& error) const;
@@ -199,6 +209,8 @@ class RequestHandler {
   std::map<uint64_t, Put> puts_;
   mutable std::mutex sessions_mutex_;
   std::map<uint64_t, Attached> sessions_;
+  std::mutex held_mutex_;  // guards what follows
+  uint64_t next_hold_ = 1;
   std::map<uint64_t, HeldRows> held_rows_;
   std::unique_ptr<Snapshot> snapshot_;  // as long as the connection
 };

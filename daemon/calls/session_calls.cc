@@ -1,6 +1,5 @@
 // Carries out the calls of sessions: attach, steps, reads, policies, reports, detach.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -16,8 +15,6 @@ using wire::Json;
 using wire::ToJson;
 
 namespace {
-
-constexpr uint64_t kHeldBytes = 512;  // of rows held in place, beside the pages
 
 Result<TokenRange> RangeOf(const Request& request) {
   TokenRange range;
@@ -243,62 +240,6 @@ Result<Json> RequestHandler::ReadRows(const Request& request, Response* response
   return Json::object();
 }
 
-// The rows stay pinned until they are released or the connection ends. The request lists the
-// regions that the client has mapped; the reply carries the descriptor of any other region.
-Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* response) {
-  if (!peer_.local) {
-    return Error{Code::kFailedPrecondition,
-                 "rows can be read in place over a Unix socket only; use ReadRows"};
-  }
-  PREFIXD_ASSIGN(const auto session, FindSession(request.control));
-  PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
-  PREFIXD_ASSIGN(const auto kv_head, Field<uint32_t>(request.control, "kv_head"));
-  PREFIXD_ASSIGN(const auto mapped, Field<std::vector<uint64_t>>(request.control, "regions"));
-  PREFIXD_ASSIGN(const Inputs in, ReadInputs(request));
-  PREFIXD_ASSIGN(const auto ids, in.Elements<uint32_t>(0));
-  if (ids.empty()) return InvalidArgument("there are no rows to hold: the list of ids is empty");
-  PREFIXD_ASSIGN(Outputs out, ReadOutputs(request));
-  PREFIXD_ASSIGN(const auto places, out.Bytes(0));
-  const size_t want = ids.size() * 2 * sizeof(uint64_t);
-  if (places.size() != want) {
-    return InvalidArgument("the places of " + std::to_string(ids.size()) + " rows take " +
-                           std::to_string(want) + " bytes, not " + std::to_string(places.size()));
-  }
-  PREFIXD_ASSIGN(MemoryCharge memory, limits_.account.Take(MemoryKind::kMessages, kHeldBytes));
-  PREFIXD_ASSIGN(RowsInPlace rows, session->ReadInPlace(layer, kv_head, ids));
-  if (std::ranges::find(mapped, rows.region.id) == mapped.end()) {
-    if (rows.region.fd < 0) {
-      return Error{Code::kFailedPrecondition,
-                   "the host tier's memory cannot be passed on (the daemon runs without /proc); "
-                   "use ReadRows"};
-    }
-    response->fd = rows.region.fd;
-    response->held = rows.hold;
-  }
-  const std::byte* const base = rows.region.bytes.data();
-  for (size_t i = 0; i < rows.rows.size(); ++i) {
-    const std::array<uint64_t, 2> place = {static_cast<uint64_t>(rows.rows[i].key - base),
-                                           static_cast<uint64_t>(rows.rows[i].value - base)};
-    PREFIXD_CHECK(std::ranges::max(place) < rows.region.bytes.size(), place[0], place[1],
-                  rows.region.bytes.size());
-    std::memcpy(places.data() + i * sizeof(place), place.data(), sizeof(place));
-  }
-  HandOver(request, std::move(out), response);
-  const uint64_t handle = next_handle_++;
-  Json reply = {
-      {"hold", handle}, {"region", rows.region.id}, {"region_bytes", rows.region.bytes.size()}};
-  held_rows_.emplace(handle, HeldRows{std::move(rows.hold), std::move(memory)});
-  return reply;
-}
-
-Result<Json> RequestHandler::ReleaseRows(const Request& request) {
-  PREFIXD_ASSIGN(const uint64_t handle, Field<uint64_t>(request.control, "hold"));
-  if (held_rows_.erase(handle) == 0) {
-    return Error{Code::kNotFound, "no held rows " + std::to_string(handle) + " on this connection"};
-  }
-  return Json::object();
-}
-
 Result<Json> RequestHandler::ReadRange(const Request& request, Response* response) {
   PREFIXD_ASSIGN(const auto session, FindSession(request.control));
   PREFIXD_ASSIGN(const auto layer, Field<uint32_t>(request.control, "layer"));
@@ -319,9 +260,17 @@ Result<Json> RequestHandler::ReadLayer(const Request& request, Response* respons
   PREFIXD_ASSIGN(slice.heads, FromJson<HeadRange>(request.control, "read_layer"));
   PREFIXD_ASSIGN(const bool head_major, Field<bool>(request.control, "head_major"));
   if (head_major) slice.order = KvOrder::kHeadMajor;
+  if (request.control.contains("release")) {
+    // A client names holds again when it does not know what became of the call that named them.
+    const Status released = ReleaseNamed(request.control);
+    if (!released.ok() && released.error().code != Code::kNotFound) return released.error();
+  }
   PREFIXD_ASSIGN(Outputs out, ReadOutputs(request, Tensors::kInPlace));
   PREFIXD_ASSIGN(const auto k, out.Bytes(0));
   PREFIXD_ASSIGN(const auto v, out.Bytes(1));
+  PREFIXD_ASSIGN(std::optional<Json> in_place,
+                 LayerInPlaceFor(request, *session, {slice, k, v}, response));
+  if (in_place) return *std::move(in_place);
   PREFIXD_TRY(session->ReadLayer(slice, k, v));
   HandOver(request, std::move(out), response);
   return Json::object();

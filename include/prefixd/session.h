@@ -56,6 +56,15 @@ struct RowsInPlace {
   std::shared_ptr<const void> hold;
 };
 
+// Where the rows of a slice lie in the host tier, and where its reader wants them: for who copies
+// them himself, to a device for instance. The copies cover both arrays and do not overlap; `to` of
+// a copy points into the reader's arrays and was not looked at. Otherwise as RowsInPlace.
+struct LayerInPlace {
+  std::vector<RowCopy> copies;
+  RowsInPlace::Region region;
+  std::shared_ptr<const void> hold;
+};
+
 // Attends over a stored prefix and, where the decoder appends them, over the session's *own
 // tokens*: what was asked and generated behind the prefix. Each KV head of a layer takes own tokens
 // in their order and counts its own: a call appends behind the last one of each head that it names.
@@ -200,6 +209,13 @@ class Session {
   // MiB.
   virtual Status ReadLayers(std::span<const LayerRead> reads,
                             const std::function<bool(size_t)>& done) = 0;
+  // Returns where the rows of a slice lie that is in the host tier as a whole, and reads nothing:
+  // kNotFound where some of it is not, otherwise errors as of ReadInPlace; ReadLayer then. A client
+  // of a daemon has no need of it (kFailedPrecondition): its ReadLayers copies from there itself.
+  virtual Result<LayerInPlace> FindLayerInPlace(const LayerRead& /*read*/) {
+    return Error{Code::kFailedPrecondition,
+                 "only a store in the process itself says where layers lie; use ReadLayer"};
+  }
   // Reads the token ids of a run of the prefix, as they were put: out [range.size()].
   virtual Status ReadTokens(TokenRange range, std::span<uint32_t> out) = 0;
   // Selects alone: ids and cuts of one KV head for its group's queries q [G][key_dim].

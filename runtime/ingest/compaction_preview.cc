@@ -43,6 +43,11 @@ class PreviewPrefix final : public storage::StoredPrefix {
                                            ReadStats* stats) const override {
     return inner_->ReadInPlace(layer, kv_head, ids, stats);
   }
+  Result<storage::RunsInPlace> FindInPlace(uint32_t layer, TokenRange range,
+                                           std::span<const storage::WantedRun> runs,
+                                           ReadStats* stats) const override {
+    return inner_->FindInPlace(layer, range, runs, stats);
+  }
   Status Prefetch(uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids, RowPart part,
                   uint64_t max_bytes, const std::atomic<bool>& stop,
                   ReadStats* stats) const override {

@@ -71,6 +71,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
                    std::span<std::byte> out) override;
   Status ReadLayers(std::span<const LayerRead> reads,
                     const std::function<bool(size_t)>& done) override;
+  Result<LayerInPlace> FindLayerInPlace(const LayerRead& read) override;
   Status ReadTokens(TokenRange range, std::span<uint32_t> out) override;
   Result<Selection> Select(uint32_t layer, uint32_t kv_head, std::span<const float> q,
                            uint32_t k) override;
@@ -171,8 +172,10 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   std::atomic<int64_t> move_after_ns_{0};  // of the steady clock: no sooner, after a failure
 
   std::atomic<bool> counted_{false};  // in SessionServices::open
-  // When a layer was last read, by this session.
-  std::atomic<std::chrono::steady_clock::time_point> last_read_{};
+  // When a layer was last read, by this session; of rows in place, which may outlive it, until
+  // when.
+  using LastRead = std::atomic<std::chrono::steady_clock::time_point>;
+  const std::shared_ptr<LastRead> last_read_ = std::make_shared<LastRead>();
 
   mutable std::mutex mutex_;
   bool detached_ = false;

@@ -15,6 +15,25 @@
 #include "storage/segment/stored_part.h"
 
 namespace prefixd {
+namespace {
+
+// Returns where the rows of the head with index `head` of the read's `heads` go.
+storage::RowSink SinkOf(const LayerRead& read, const RowShape& row, uint32_t head, uint32_t heads) {
+  const size_t key = row.key_bytes(), value = row.value_bytes(), n = read.slice.tokens.size();
+  const bool by_token = read.slice.order == KvOrder::kTokenMajor;
+  const size_t step = by_token ? heads : 1;        // distance between tokens
+  const size_t first = head * (by_token ? 1 : n);  // the place of the head's first token
+  return {read.k.subspan(first * key), step * key, read.v.subspan(first * value), step * value};
+}
+
+// Returns how long a read took that began at `begun`; reads that overlap share their time.
+double SecondsSince(std::chrono::steady_clock::time_point begun,
+                    std::atomic<std::chrono::steady_clock::time_point>& last) {
+  const auto now = std::chrono::steady_clock::now();
+  return std::chrono::duration<double>(now - std::max(begun, last.exchange(now))).count();
+}
+
+}  // namespace
 
 Status SessionImpl::CheckPrefixAlone(const SessionPlan& plan) const {
   if (own_memory_tokens_ == 0 || (own_.size() == 0 && plan.moved == 0)) return {};
@@ -135,16 +154,12 @@ Status SessionImpl::ReadStored(const SessionPlan& plan, std::span<const LayerRea
   std::atomic<uint64_t> from_memory{0};
   const auto read_part = [&](size_t p) -> Status {
     const Part& part = parts[p];
-    const auto& [slice, k, v] = reads[part.read];
+    const LayerSlice& slice = reads[part.read].slice;
     const RowShape row = info_.geometry.row(slice.layer);
-    const size_t key = row.key_bytes(), value = row.value_bytes(), n = slice.tokens.size();
-    const bool by_token = slice.order == KvOrder::kTokenMajor;
-    const size_t step = by_token ? part.heads : 1;        // distance between tokens
-    const size_t first = part.head * (by_token ? 1 : n);  // the place of the head's first token
     storage::ReadStats stats;
     Status read = plan.prefix->stored().ReadRange(
         slice.layer, part.kv_head, slice.tokens, storage::RowPart::kRow,
-        {k.subspan(first * key), step * key, v.subspan(first * value), step * value}, &stats);
+        SinkOf(reads[part.read], row, part.head, part.heads), storage::RangeUse::kShared, &stats);
     ChargeRows(
         HeadOf(slice.layer, part.kv_head), stats, 0,
         read.ok() ? storage::RowsBytes(plan.prefix->stored().parts(), row, slice.tokens) : 0);
@@ -154,13 +169,39 @@ Status SessionImpl::ReadStored(const SessionPlan& plan, std::span<const LayerRea
   };
   PREFIXD_TRY(services_->pool.ParallelFor(parts.size(), read_part));
   if (parts.empty()) return {};
-  // Reads that overlap share their time.
-  const auto now = std::chrono::steady_clock::now();
-  const auto from = std::max(begun, last_read_.exchange(now));
-  const std::chrono::duration<double> took = now - from;
   const uint64_t host = std::min<uint64_t>(all, from_memory);
-  services_->rates.NoteRead(host, all - host, took.count());
+  services_->rates.NoteRead(host, all - host, SecondsSince(begun, *last_read_));
   return {};
+}
+
+Result<LayerInPlace> SessionImpl::FindLayerInPlace(const LayerRead& read) {
+  const CallScope scope(Limits());
+  const auto begun = std::chrono::steady_clock::now();
+  PREFIXD_ASSIGN(const auto plan, this->plan());
+  PREFIXD_ASSIGN(const HeadRange heads,
+                 CheckSlice(info_, read.slice, read.k.size(), read.v.size()));
+  const auto& [layer, tokens, all, order] = read.slice;
+  const RowShape row = info_.geometry.row(layer);
+  std::vector<storage::WantedRun> runs;
+  for (uint32_t h = 0; h < heads.n; ++h) {
+    runs.push_back({heads.first + h, SinkOf(read, row, h, heads.n)});
+  }
+  storage::ReadStats stats;
+  PREFIXD_ASSIGN(storage::RunsInPlace found,
+                 plan->prefix->stored().FindInPlace(layer, tokens, runs, &stats));
+  const uint64_t bytes = storage::RowsBytes(plan->prefix->stored().parts(), row, tokens);
+  for (uint32_t h = 0; h < heads.n; ++h) {
+    ChargeRows(HeadOf(layer, heads.first + h), h == 0 ? stats : storage::ReadStats(), 0, bytes);
+  }
+  // Whoever copies the rows lets go of them then: this is how long restoring them took.
+  const auto note = [services = services_, last = last_read_, begun, all_bytes = heads.n * bytes,
+                     hold = std::move(found.hold)](const void*) mutable {
+    services->rates.NoteRead(all_bytes, 0, SecondsSince(begun, *last));
+    hold.reset();
+  };
+  return LayerInPlace{std::move(found.copies),
+                      {found.region_id, found.region, found.region_fd},
+                      std::shared_ptr<const void>(this, note)};
 }
 
 Status SessionImpl::ReadTokens(TokenRange range, std::span<uint32_t> out) {

@@ -13,8 +13,8 @@ void GatheredRows::Put(const RowsView& rows, size_t begin, size_t n) {
   std::byte* out = bytes.data() + begin * row.bytes();
   // The copy bypasses the caches, because this step reads the original rows.
   for (size_t i = begin; i < begin + n; ++i) {
-    storage::StreamCopyUnfenced(out, rows.key(i), row.key_bytes());
-    storage::StreamCopyUnfenced(out + row.key_bytes(), rows.value(i), row.value_bytes());
+    StreamCopyUnfenced(out, rows.key(i), row.key_bytes());
+    StreamCopyUnfenced(out + row.key_bytes(), rows.value(i), row.value_bytes());
     out += row.bytes();
   }
 }

@@ -17,8 +17,8 @@
 
 #include "attention/rows/rows.h"
 #include "base/memory_budget.h"
+#include "base/rows/stream_copy.h"
 #include "storage/io/file.h"
-#include "storage/io/stream_copy.h"
 
 namespace prefixd {
 
@@ -41,7 +41,7 @@ class GatheredRowsSlot {
     return rows_;
   }
   void Put(std::shared_ptr<const GatheredRows> rows) {
-    storage::StreamFence();
+    StreamFence();
     std::lock_guard lock(mutex_);
     rows_.swap(rows);
   }

@@ -147,7 +147,9 @@ void GatherPlan::AddSlots(uint32_t begin, uint32_t end, const RowTarget& out) {
   for (uint32_t slot = begin, n = 0; slot < end; slot += n) {
     n = std::min(end - slot, row.per_page - slot % row.per_page);
     const RowTarget to = out.From(slot - begin);
-    if (Adjacent(to.key, to.value) && out.key_stride == out.value_stride) {
+    // Keys and values of their own arrays may touch by chance, for one row.
+    const bool dense = out.key_stride == out.value_stride && out.key_stride >= run_.row_bytes();
+    if (dense && Adjacent(to.key, to.value)) {
       add(slot, n, 0, run_.row_bytes(), to.key, out.key_stride);
       continue;
     }

@@ -4,14 +4,14 @@
 #include <array>
 #include <cstring>
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/call_scope.h"
 #include "base/check.h"
+#include "base/rows/copy_rows.h"
+#include "base/rows/stream_copy.h"
 #include "prefixd/stored_part.h"
-#include "storage/io/stream_copy.h"
 #include "storage/read/page_window.h"
 #include "storage/segment/row_encoding.h"
 
@@ -19,8 +19,7 @@ namespace prefixd::storage {
 namespace {
 
 constexpr size_t kWindows = 3;  // in flight: the disk works while one window is verified and copied
-constexpr size_t kLookupPages = 256;         // looked up, pinned and copied together
-constexpr uint64_t kStreamBytes = 4u << 20;  // scans of at least this size go past the caches
+constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
 // Prefetch reads this many pages at a time. They are so few that others at the scrub's place in the
 // queue (the scrub, and preloading of keys) soon have their turn, and that a step that comes
 // meanwhile finds the disk free.
@@ -200,7 +199,7 @@ class PieceReader {
         continue;
       }
       if (piece.n > 1 || piece.places != nullptr) {
-        Scatter(piece, source);
+        CopyRowsUnfenced(piece.From(source), stream_ ? CopyMode::kStream : CopyMode::kCached);
         continue;
       }
       if (source != copy_.from + copy_.bytes || piece.out != copy_.to + copy_.bytes) {
@@ -208,38 +207,6 @@ class PieceReader {
         copy_ = {source, piece.out, 0};
       }
       copy_.bytes += piece.bytes;
-    }
-  }
-
-  void Scatter(const PagePiece& piece, const std::byte* source) const {
-    if (stream_) {
-      return ForEachPart(piece, source, [&](std::byte* to, const std::byte* part) {
-        StreamCopyUnfenced(to, part, piece.bytes);
-      });
-    }
-    // Of a known size a copy is a few instructions and no call.
-    const auto copy = [&]<size_t kBytes>(std::integral_constant<size_t, kBytes>) {
-      ForEachPart(piece, source,
-                  [](std::byte* to, const std::byte* part) { std::memcpy(to, part, kBytes); });
-    };
-    switch (piece.bytes) {
-      case 64:
-        return copy(std::integral_constant<size_t, 64>());
-      case 128:
-        return copy(std::integral_constant<size_t, 128>());
-      case 256:
-        return copy(std::integral_constant<size_t, 256>());
-      default:
-        return ForEachPart(piece, source, [&](std::byte* to, const std::byte* part) {
-          std::memcpy(to, part, piece.bytes);
-        });
-    }
-  }
-
-  template <typename CopyPart>
-  static void ForEachPart(const PagePiece& piece, const std::byte* source, const CopyPart& copy) {
-    for (uint32_t i = 0; i < piece.n; ++i) {
-      copy(piece.out + piece.PlaceOf(i) * piece.out_step, source + size_t{i} * piece.step);
     }
   }
 
@@ -325,6 +292,35 @@ Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file
     if (pieces[i].page != pages[p]) ++p;
     where[i] = tier.page(frames[p]).data() + pieces[i].offset;
   }
+  return pins;
+}
+
+Result<PagePins> PinHeldPieces(const ReadServices& services, const SegmentFile& file,
+                               std::span<const PagePiece> pieces, std::vector<RowCopy>& copies,
+                               ReadStats* stats) {
+  if (pieces.empty()) return PagePins();
+  TierRegion& tier = *services.tier;
+  const uint64_t segment = file.record().sequence;
+  const auto missing = [] {
+    return Error{Code::kNotFound, "some of the rows are not in the host tier; read them"};
+  };
+  // Most of what is not there ends here, and counts as no use.
+  if (tier.ShareOf(segment, pieces.front().page, pieces.back().page + 1) < 1) return missing();
+  std::vector<uint64_t> pages;
+  for (const PagePiece& piece : pieces) {
+    if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
+  }
+  PREFIXD_ASSIGN(PagePins pins, tier.Promise(pages.size()));
+  std::vector<uint32_t> frames(pages.size());
+  CountPrefetched(tier.Pin(segment, pages, Access::kScan, frames, pins), *stats);
+  if (std::ranges::find(frames, kNoFrame) != frames.end()) return missing();
+  copies.reserve(copies.size() + pieces.size());
+  for (size_t i = 0, p = 0; i < pieces.size(); ++i) {
+    if (pieces[i].page != pages[p]) ++p;
+    copies.push_back(pieces[i].From(tier.page(frames[p]).data() + pieces[i].offset));
+    stats->bytes[static_cast<size_t>(Tier::kHost)] += pieces[i].all_bytes();
+  }
+  stats->pages_host += pages.size();
   return pins;
 }
 

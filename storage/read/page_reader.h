@@ -9,8 +9,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "prefixd/result.h"
+#include "prefixd/row_ref.h"
 #include "storage/host_tier/tier_region.h"
 #include "storage/io/buffer_pool.h"
 #include "storage/io/io_engine.h"
@@ -30,6 +32,10 @@ struct PagePiece {
         bytes(static_cast<uint16_t>(n_bytes)) {}
 
   size_t PlaceOf(uint32_t i) const { return places == nullptr ? i : places[i]; }
+  // Returns what copies the piece from `source`, its first byte.
+  RowCopy From(const std::byte* source) const {
+    return {source, out, bytes, n, step, out_step, places};
+  }
   uint32_t all_bytes() const { return uint32_t{n} * bytes; }
 
   uint64_t page;
@@ -85,6 +91,13 @@ Status ViewPieces(const ReadServices& services, const SegmentFile& file,
 Result<PagePins> PinPieces(const ReadServices& services, const SegmentFile& file,
                            std::span<const PagePiece> pieces, std::span<const std::byte*> where,
                            ReadStats* stats);
+
+// Pins the pages of `pieces` (ascending by page) if the tier has all of them, reads nothing, and
+// adds what copies each piece to its `out`, which it does not look at. kNotFound: a page is not
+// there; kResourceExhausted as PinPieces; `copies` are meaningless then.
+Result<PagePins> PinHeldPieces(const ReadServices& services, const SegmentFile& file,
+                               std::span<const PagePiece> pieces, std::vector<RowCopy>& copies,
+                               ReadStats* stats);
 
 // Prefetches into the tier, behind all other reads and a few at a time, those of `pages`
 // (ascending) that it lacks, for a step that may use them and does not wait. Counts the pages read

@@ -61,6 +61,21 @@ struct RowsInPlace {
   std::shared_ptr<const void> hold;  // releasing it releases the rows
 };
 
+// What copies runs of rows from where they lie; otherwise as RowsInPlace.
+struct RunsInPlace {
+  std::vector<RowCopy> copies;
+  uint64_t region_id = 0;
+  std::span<const std::byte> region;
+  int region_fd = -1;
+  std::shared_ptr<const void> hold;
+};
+
+// A run of rows of a KV head, and where its reader wants them.
+struct WantedRun {
+  uint32_t kv_head = 0;
+  RowSink out;
+};
+
 // RowViews are rows for the duration of a step: in place in the host tier, or in memory of this
 // view's own (encoded rows, rows larger than a page, pages the tier has no room for, and those that
 // a visit finds missing). Keep one and reuse it: its memory only grows. Release `hold` soon: until

@@ -8,9 +8,9 @@
 #include <functional>
 
 #include "base/check.h"
+#include "base/rows/stream_copy.h"
 #include "storage/io/crash_point.h"
 #include "storage/io/errors.h"
-#include "storage/io/stream_copy.h"
 #include "storage/segment/segment_file.h"
 
 namespace prefixd::storage {

@@ -23,7 +23,21 @@ struct Link {
 struct Hold {
   std::shared_ptr<TierRegion> region;
   std::vector<PagePins> pins;
+  std::vector<std::shared_ptr<const SegmentFile>> files = {};  // whose orders copies name
 };
+
+// Returns the copies of several heads in turns: in token-major order they go beside one another.
+std::vector<RowCopy> InTurns(std::span<const RowCopy> copies, std::span<const size_t> begins) {
+  std::vector<RowCopy> out;
+  out.reserve(copies.size());
+  for (size_t i = 0; out.size() < copies.size(); ++i) {
+    for (size_t h = 0; h < begins.size(); ++h) {
+      const size_t end = h + 1 < begins.size() ? begins[h + 1] : copies.size();
+      if (begins[h] + i < end) out.push_back(copies[begins[h] + i]);
+    }
+  }
+  return out;
+}
 
 class OpenPrefix final : public StoredPrefix {
  public:
@@ -124,25 +138,34 @@ class OpenPrefix final : public StoredPrefix {
 
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
                    RangeUse use, ReadStats* stats) const override {
-    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
-    if (range.begin > range.end || range.end > n_tokens()) {
-      return InvalidArgument("rows [" + std::to_string(range.begin) + ", " +
-                             std::to_string(range.end) + ") of a prefix of " +
-                             std::to_string(n_tokens()) + " tokens");
+    return ForEachRun(layer, kv_head, range, part, out,
+                      [&](const Link& link, GatherPlan& pieces) -> Status {
+                        return Read(link, pieces, AccessFor(use), stats);
+                      });
+  }
+
+  Result<RunsInPlace> FindInPlace(uint32_t layer, TokenRange range, std::span<const WantedRun> runs,
+                                  ReadStats* stats) const override {
+    ReadStats ignored;
+    RunsInPlace found;
+    auto hold = std::make_shared<Hold>();
+    hold->region = tier_;
+    const auto pin = [&](const Link& link, GatherPlan& pieces) -> Status {
+      PREFIXD_TRY(CheckReadableInPlace(link, layer));
+      PREFIXD_ASSIGN(PagePins pins, PinHeldPieces(services_, *link.file, pieces.Take(),
+                                                  found.copies, stats ? stats : &ignored));
+      hold->pins.push_back(std::move(pins));
+      hold->files.push_back(link.file);
+      return {};
+    };
+    std::vector<size_t> begins;  // of each head's copies
+    for (const auto& [kv_head, out] : runs) {
+      begins.push_back(found.copies.size());
+      PREFIXD_TRY(ForEachRun(layer, kv_head, range, RowPart::kRow, out, pin));
     }
-    PREFIXD_TRY(CheckSink(model_.geometry.row(layer), range.size(), part, out));
-    const RowTarget target = TargetOf(model_.geometry.row(layer), out, part);
-    for (const Link& link : links_) {
-      const TokenRange run{std::max(range.begin, link.tokens.begin),
-                           std::min(range.end, link.tokens.end)};
-      if (run.begin >= run.end) continue;
-      PREFIXD_TRY(CheckKept(link, layer, kv_head, run));
-      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
-      pieces.AddRun(run.begin - link.first(), run.end - link.first(),
-                    target.From(run.begin - range.begin));
-      PREFIXD_TRY(Read(link, pieces, AccessFor(use), stats));
-    }
-    return {};
+    found.copies = InTurns(found.copies, begins);
+    Borrowed(std::move(hold), found);
+    return found;
   }
 
   Status VisitRows(uint32_t layer, uint32_t kv_head, RowViews& room, const RowVisitor& visit,
@@ -189,10 +212,7 @@ class OpenPrefix final : public StoredPrefix {
       }
       at = end;
     }
-    out.region_id = tier_->id();
-    out.region = tier_->bytes();
-    out.region_fd = tier_->memory() != nullptr ? tier_->memory()->read_only_fd() : -1;
-    out.hold = std::move(hold);
+    Borrowed(std::move(hold), out);
     return out;
   }
 
@@ -299,6 +319,39 @@ class OpenPrefix final : public StoredPrefix {
     const auto left = static_cast<size_t>(order->kept.end() - at);
     if (left >= run.size() && at[run.size() - 1] == run.end - 1 - link.first()) return {};
     return Compressed(info_.id);
+  }
+
+  // Calls visit(link, pieces) for what each segment has of a run.
+  template <typename Visit>
+  Status ForEachRun(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
+                    const RowSink& out, const Visit& visit) const {
+    PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
+    if (range.begin > range.end || range.end > n_tokens()) {
+      return InvalidArgument("rows [" + std::to_string(range.begin) + ", " +
+                             std::to_string(range.end) + ") of a prefix of " +
+                             std::to_string(n_tokens()) + " tokens");
+    }
+    PREFIXD_TRY(CheckSink(model_.geometry.row(layer), range.size(), part, out));
+    const RowTarget target = TargetOf(model_.geometry.row(layer), out, part);
+    for (const Link& link : links_) {
+      const TokenRange run{std::max(range.begin, link.tokens.begin),
+                           std::min(range.end, link.tokens.end)};
+      if (run.begin >= run.end) continue;
+      PREFIXD_TRY(CheckKept(link, layer, kv_head, run));
+      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
+      pieces.AddRun(run.begin - link.first(), run.end - link.first(),
+                    target.From(run.begin - range.begin));
+      PREFIXD_TRY(visit(link, pieces));
+    }
+    return {};
+  }
+
+  // Says in `out` what memory `hold` keeps.
+  void Borrowed(std::shared_ptr<const Hold> hold, auto& out) const {
+    out.region_id = tier_->id();
+    out.region = tier_->bytes();
+    out.region_fd = tier_->memory() != nullptr ? tier_->memory()->read_only_fd() : -1;
+    out.hold = std::move(hold);
   }
 
   // Points out.rows to the parts; pieces that must be copied go to out.own.

@@ -94,6 +94,12 @@ class StoredPrefix {
   virtual Result<RowsInPlace> ReadInPlace(uint32_t layer, uint32_t kv_head,
                                           std::span<const uint32_t> ids,
                                           ReadStats* stats) const = 0;
+  // Pins a run of rows of some KV heads in place where the host tier has all of it, and reads
+  // nothing; what `out` of a run points to is not looked at. kNotFound: some of it is not there;
+  // otherwise errors as of ReadInPlace.
+  virtual Result<RunsInPlace> FindInPlace(uint32_t layer, TokenRange range,
+                                          std::span<const WantedRun> runs,
+                                          ReadStats* stats) const = 0;
 
  private:
   // 0 of a layer that is not the model's: the read refuses it.

@@ -314,7 +314,7 @@ TEST_F(RequestHandlerTest, RowsInPlaceAreCheckedAndEndWithTheConnection) {
   EXPECT_EQ(seen["memory_tenants"][0]["tenant"], "bob");
 
   const uint64_t both = store_->Stats().value().host_tier_pinned;
-  const Json release = {{"hold", second.control["hold"]}};
+  const Json release = {{"release", {second.control["hold"]}}};
   EXPECT_EQ(CodeOf(Ask(*bob, MessageType::kReleaseRows, release)), Code::kNotFound);
   EXPECT_FALSE(Ask(*alice, MessageType::kReleaseRows, release).error);
   EXPECT_EQ(store_->Stats().value().host_tier_pinned, both / 2);
@@ -336,7 +336,7 @@ TEST_F(RequestHandlerTest, RandomRequests) {
   const char* keys[] = {"session",    "put",       "layer",   "kv_head",  "first",      "n",
                         "k",          "in",        "out",     "kind",     "begin",      "end",
                         "steps",      "model",     "prefix",  "attach",   "policy",     "tenant",
-                        "match",      "regions",   "hold",    "lifetime", "first_head", "n_heads",
+                        "match",      "regions",   "release", "lifetime", "first_head", "n_heads",
                         "head_major", "own_after", "persist", "window"};
   const std::vector<MessageType> types = prefixd::testing::AllRequests();
   std::set<MessageType> drawn;

@@ -7,11 +7,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <memory>
 #include <random>
 #include <thread>
 
+#include "client_lib/remote_session.h"
 #include "client_lib/remote_store.h"
 #include "tests/daemon/connections/connect.h"
 #include "tests/daemon/daemon_process.h"
@@ -94,6 +98,119 @@ TEST(DaemonRowsInPlace, ATenantSeesItsOwnAndChangesNothing) {
     EXPECT_EQ(t.pinned_bytes, 0u);
   }
   EXPECT_EQ(stats->checksum_failures, 0u);
+}
+
+// Reads random slices in either order, and compares every byte.
+void ExpectSlices(Session& session, const testing::Prompt& prompt, int rounds,
+                  std::mt19937_64& rng) {
+  const auto n = static_cast<uint32_t>(prompt.tokens.size());
+  const RowShape row = prompt.model.geometry.row(0);
+  const size_t part = row.key_bytes();
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<LayerSlice> slices(1 + rng() % 3);
+    std::vector<std::vector<std::byte>> k, v;
+    std::vector<LayerRead> reads;
+    for (LayerSlice& slice : slices) {
+      slice.layer = static_cast<uint32_t>(rng() % 2);
+      slice.tokens.begin = static_cast<uint32_t>(rng() % n);
+      slice.tokens.end =
+          slice.tokens.begin + 1 + static_cast<uint32_t>(rng() % (n - slice.tokens.begin));
+      slice.order = rng() % 2 == 0 ? KvOrder::kHeadMajor : KvOrder::kTokenMajor;
+      slice.heads = rng() % 3 == 0 ? HeadRange{static_cast<uint32_t>(rng() % 2), 1} : HeadRange{};
+      const size_t bytes = slice.tokens.size() * (slice.heads.n == 1 ? 1 : 2) * part;
+      k.emplace_back(bytes), v.emplace_back(bytes);
+    }
+    for (size_t i = 0; i < slices.size(); ++i) reads.push_back({slices[i], k[i], v[i]});
+    const Status read = session.ReadLayers(reads, nullptr);
+    ASSERT_TRUE(read.ok()) << read.error().message;
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const LayerSlice& slice = slices[i];
+      const uint32_t heads = slice.heads.n == 1 ? 1 : 2, tokens = slice.tokens.size();
+      for (uint32_t t = 0; t < tokens; ++t) {
+        for (uint32_t h = 0; h < heads; ++h) {
+          const size_t at =
+              slice.order == KvOrder::kHeadMajor ? size_t{h} * tokens + t : size_t{t} * heads + h;
+          const size_t put = (size_t{slice.tokens.begin} + t) * 2 + slice.heads.first + h;
+          ASSERT_EQ(std::memcmp(&k[i][at * part], &prompt.k[slice.layer][put * part], part), 0);
+          ASSERT_EQ(std::memcmp(&v[i][at * part], &prompt.v[slice.layer][put * part], part), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(DaemonRowsInPlace, ClientsCopyLayersFromMemoryThemselves) {
+  std::mt19937_64 rng(testing::Seed("DaemonRowsInPlace.Layers"));
+  for (const char* recluster : {"--recluster=false", "--recluster-min-tokens=1000"}) {
+    DaemonDir dir;
+    DaemonProcess daemon(dir.path(), {recluster});
+    ASSERT_TRUE(daemon.ready()) << daemon.Stderr();
+    const auto client = ConnectTo(daemon);
+    ASSERT_TRUE(client);
+    const auto prompt = MakePrompt(30'000, rng());
+    ASSERT_TRUE(testing::PutPrompt(*client, prompt).ok());
+    const auto session = client->Attach(
+        {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});
+    ASSERT_TRUE(session.ok()) << session.error().message;
+    // The first reads find some of it on the disk, and rows may be reclustered meanwhile.
+    ExpectSlices(**session, prompt, 30, rng);
+    const auto place = static_cast<RemoteSession&>(**session).Find();
+    ASSERT_TRUE(place.ok());
+    EXPECT_EQ(place->connection->TierRegionIds().size(), 1u);
+    const auto again = client->Attach(
+        {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});
+    ASSERT_TRUE(again.ok()) << again.error().message;
+    ExpectSlices(**again, prompt, 10, rng);
+    // What was read is released behind it, without an answer that anybody waits for.
+    uint64_t pinned = 1;
+    for (int i = 0; i < 2000 && pinned > 0; ++i) {
+      pinned = client->Stats()->host_tier_pinned;
+      if (pinned > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(pinned, 0u);
+    const auto stats = client->Stats();
+    ASSERT_TRUE(stats.ok());
+    EXPECT_EQ(stats->checksum_failures, 0u);
+  }
+}
+
+// Rows that were being copied when the daemon let go of them are read again, never taken.
+TEST(DaemonRowsInPlace, RestoresSurviveRestarts) {
+  std::mt19937_64 rng(testing::Seed("DaemonRowsInPlace.Restarts"));
+  DaemonDir dir;
+  auto daemon = std::make_unique<DaemonProcess>(dir.path());
+  ASSERT_TRUE(daemon->ready()) << daemon->Stderr();
+  const auto client = ConnectTo(*daemon);
+  ASSERT_TRUE(client);
+  const auto prompt = MakePrompt(30'000, rng());
+  ASSERT_TRUE(testing::PutPrompt(*client, prompt).ok());
+  const auto session = client->Attach(
+      {.model = prompt.model.name, .tokens = prompt.tokens, .policy = {.mode = StepMode::kFull}});
+  ASSERT_TRUE(session.ok()) << session.error().message;
+  const size_t bytes = prompt.k[0].size();
+  std::vector<std::byte> k(bytes), v(bytes);
+  std::atomic<bool> ended{false};
+  std::thread killer([&] {
+    for (int i = 0; i < 4; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300 + rng() % 100));
+      daemon.reset();
+      daemon = std::make_unique<DaemonProcess>(dir.path());
+    }
+    ended = true;
+  });
+  int good = 0;
+  while (!ended || good == 0) {
+    std::ranges::fill(k, std::byte{0});
+    std::ranges::fill(v, std::byte{0});
+    const Status read = (*session)->ReadLayer({.layer = 1, .tokens = {0, 30'000}}, k, v);
+    if (!read.ok()) {
+      EXPECT_EQ(read.error().code, Code::kUnavailable) << read.error().message;
+      continue;
+    }
+    ++good;
+    EXPECT_TRUE(k == prompt.k[1] && v == prompt.v[1]);
+  }
+  killer.join();
 }
 
 TEST(DaemonRowsInPlace, AKilledClientLetsGoOfThem) {

@@ -244,6 +244,10 @@ TEST_F(EncodedRowsTest, TheHostTierHoldsThemAsStored) {
   const auto borrowed = (*prefix)->ReadInPlace(0, 0, ids, nullptr);
   EXPECT_CODE(borrowed, Code::kFailedPrecondition);
   EXPECT_NE(borrowed.error().message.find("ReadRows"), std::string::npos);
+  const RowShape row = model_.geometry.row(0);
+  std::vector<std::byte> run(row.bytes());
+  const WantedRun wanted = {0, {run, row.bytes()}};
+  EXPECT_CODE((*prefix)->FindInPlace(0, {0, 1}, {&wanted, 1}, nullptr), Code::kFailedPrecondition);
 }
 
 TEST_F(EncodedRowsTest, DamageIsFoundAsElsewhere) {

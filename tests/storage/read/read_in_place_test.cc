@@ -1,4 +1,9 @@
 // Tests rows read in place: the same rows as copies, whatever happens around them.
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "base/rows/copy_rows.h"
 #include "storage/segment/segment_format.h"
 #include "tests/storage/open_store.h"
 
@@ -144,6 +149,81 @@ TEST_F(ReadInPlaceTest, ABatchIsPinnedWholeOrNotAtAll) {
               Code::kResourceExhausted);
   EXPECT_EQ(Differs(*half, tokens, 0, 0, std::span(all).first(51 * 32)), "");
   EXPECT_EQ(store_->stats().host_tier_pinned, 32 * kPageBytes);
+}
+
+// Runs of several heads: copied from where they lie they are what reading them gives, in both
+// layouts, and nothing is found of which a page is missing.
+TEST_F(ReadInPlaceTest, RunsOfSeveralHeads) {
+  std::mt19937_64 rng(Seed("ReadInPlace.Runs"));
+  auto tokens = RandomTokens(rng, 900, 1000);
+  ASSERT_OK(Put(*store_, model_, tokens));
+  const auto more = RandomTokens(rng, 300, 1000);
+  tokens.insert(tokens.end(), more.begin(), more.end());
+  const auto id = Put(*store_, model_, tokens);
+  ASSERT_OK(id);
+  const KvGeometry& g = model_.geometry;
+  const RowShape row = g.row(0);
+  const size_t key = row.key_bytes(), value = row.value_bytes();
+  for (const bool reclustered : {false, true}) {
+    if (reclustered) {
+      ReclusterOptions options;
+      options.chunk_tokens = 128;
+      options.order = [&](uint32_t, uint32_t, uint32_t,
+                          std::span<const std::byte> rows) -> Result<std::vector<uint32_t>> {
+        std::vector<uint32_t> order(rows.size() / row.bytes());
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::shuffle(order, rng);
+        return order;
+      };
+      ASSERT_OK(store_->Recluster(*id, options));
+    }
+    Open();
+    auto prefix = *store_->OpenPrefix(*id, 0);
+    for (int round = 0; round < 30; ++round) {
+      const auto layer = static_cast<uint32_t>(rng() % g.n_layers);
+      TokenRange run{static_cast<uint32_t>(rng() % tokens.size()), 0};
+      run.end = run.begin + 1 + static_cast<uint32_t>(rng() % (tokens.size() - run.begin));
+      const size_t rows = size_t{run.size()} * g.n_kv_heads;
+      std::vector<std::byte> k(rows * key), v(rows * value);
+      std::vector<WantedRun> wanted;
+      for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+        wanted.push_back({h,
+                          {std::span(k).subspan(h * key), g.n_kv_heads * key,
+                           std::span(v).subspan(h * value), g.n_kv_heads * value}});
+      }
+      if (round == 0) {
+        EXPECT_CODE(prefix->FindInPlace(layer, run, wanted, nullptr), Code::kNotFound);
+        EXPECT_EQ(store_->stats().host_tier_pinned, 0u);
+      }
+      for (const WantedRun& w : wanted) {
+        ASSERT_OK(prefix->ReadRange(layer, w.kv_head, run, RowPart::kRow, w.out, nullptr));
+      }
+      std::vector<std::byte> want_k(k.size()), want_v(v.size());
+      want_k.swap(k), want_v.swap(v);
+      for (uint32_t h = 0; h < g.n_kv_heads; ++h) {
+        wanted[h].out.bytes = std::span(k).subspan(h * key);
+        wanted[h].out.values = std::span(v).subspan(h * value);
+      }
+      ReadStats stats;
+      auto found = prefix->FindInPlace(layer, run, wanted, &stats);
+      ASSERT_OK(found);
+      EXPECT_EQ(stats.pages_ssd, 0u);
+      EXPECT_EQ(stats.bytes[static_cast<size_t>(Tier::kHost)], k.size() + v.size());
+      EXPECT_EQ(store_->stats().host_tier_pinned, stats.pages_host * kPageBytes);
+      for (const RowCopy& copy : found->copies) {
+        ASSERT_GE(copy.from, found->region.data());
+        ASSERT_LT(copy.from, found->region.data() + found->region.size());
+      }
+      CopyRows(found->copies, rng() % 2 == 0 ? CopyMode::kStream : CopyMode::kCached);
+      ASSERT_EQ(k, want_k) << run.begin << " to " << run.end;
+      ASSERT_EQ(v, want_v);
+      found->hold.reset();
+      EXPECT_EQ(store_->stats().host_tier_pinned, 0u);
+    }
+    std::vector<std::byte> none;
+    const WantedRun beyond = {2, {none, key, none, value}};
+    EXPECT_CODE(prefix->FindInPlace(0, {0, 0}, {&beyond, 1}, nullptr), Code::kInvalidArgument);
+  }
 }
 
 TEST_F(ReadInPlaceTest, DamagedPagesAreNeverLent) {

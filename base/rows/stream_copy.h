@@ -11,22 +11,32 @@
 #include <emmintrin.h>
 #endif
 
-namespace prefixd::storage {
+namespace prefixd {
+
+inline constexpr size_t kStreamLine = 64;
+
+// Copies one line to an aligned place; fenced as StreamCopyUnfenced.
+inline void StreamLine(std::byte* to, const std::byte* from) {
+#if defined(__SSE2__)
+  __m128i part[4];
+  for (int i = 0; i < 4; ++i) {
+    part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+  }
+  for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, part[i]);
+#else
+  std::memcpy(to, from, kStreamLine);
+#endif
+}
 
 // Copies like memcpy; the bytes may be published to other threads only after a StreamFence.
 inline void StreamCopyUnfenced(std::byte* to, const std::byte* from, size_t bytes) {
 #if defined(__SSE2__)
-  constexpr size_t kStep = 64;
-  const size_t head = -reinterpret_cast<uintptr_t>(to) % kStep;
-  if (bytes >= head + kStep) {
+  const size_t head = -reinterpret_cast<uintptr_t>(to) % kStreamLine;
+  if (bytes >= head + kStreamLine) {
     std::memcpy(to, from, head);
     to += head, from += head, bytes -= head;
-    for (; bytes >= kStep; to += kStep, from += kStep, bytes -= kStep) {
-      __m128i part[4];
-      for (int i = 0; i < 4; ++i) {
-        part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
-      }
-      for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, part[i]);
+    for (; bytes >= kStreamLine; to += kStreamLine, from += kStreamLine, bytes -= kStreamLine) {
+      StreamLine(to, from);
     }
   }
 #endif
@@ -43,4 +53,4 @@ inline void StreamCopy(std::byte* to, const std::byte* from, size_t bytes) {
   StreamFence();
 }
 
-}  // namespace prefixd::storage
+}  // namespace prefixd

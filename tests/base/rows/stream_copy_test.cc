@@ -1,16 +1,17 @@
-#include "storage/io/stream_copy.h"
+#include "base/rows/stream_copy.h"
 
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "tests/storage/store_fixture.h"
+#include "tests/support/seed.h"
+#include "tests/support/test.h"
 
-namespace prefixd::storage {
+namespace prefixd {
 namespace {
 
 TEST(StreamCopy, CopiesAnyLengthAndAlignment) {
-  std::mt19937_64 rng(Seed("StreamCopy"));
+  std::mt19937_64 rng(testing::Seed("StreamCopy"));
   std::vector<std::byte> from(8192), to(8192), expected;
   for (std::byte& b : from) b = std::byte(rng());
   for (int i = 0; i < 2000; ++i) {
@@ -25,4 +26,4 @@ TEST(StreamCopy, CopiesAnyLengthAndAlignment) {
 }
 
 }  // namespace
-}  // namespace prefixd::storage
+}  // namespace prefixd
