@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -87,11 +88,15 @@ def _pool() -> np.ndarray:
 
 
 class Cache:
-    """An engine's own cache: rows of one prompt at a time, in memory that was touched."""
+    """An engine's own cache: rows of one prompt at a time, in memory that was touched. It begins at a line of the
+    processor's caches, where PyTorch's allocator and vLLM's cache begin, too."""
 
     def __init__(self, shape: Shape, tokens: int) -> None:
         self.shape = shape
-        self.memory = np.zeros((shape.layers, 2, tokens, shape.kv_heads, shape.dim), np.uint16)
+        sizes, line = (shape.layers, 2, tokens, shape.kv_heads, shape.dim), 64
+        whole = np.zeros(math.prod(sizes) + line, np.uint16)
+        first = -whole.ctypes.data % line // whole.itemsize
+        self.memory = whole[first : first + math.prod(sizes)].reshape(sizes)
 
     def layers(self, n: int) -> Layers:
         return [(layer[0, :n], layer[1, :n]) for layer in self.memory]

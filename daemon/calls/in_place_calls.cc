@@ -81,8 +81,7 @@ Result<Json> RequestHandler::ReadInPlace(const Request& request, Response* respo
 Result<std::optional<Json>> RequestHandler::LayerInPlaceFor(const Request& request,
                                                             Session& session, const LayerRead& read,
                                                             Response* response) {
-  if (!peer_.local || !request.shared ||
-      !request.control.contains("regions"))
+  if (!peer_.local || !request.shared || !request.control.contains("regions"))
     return std::optional<Json>();
   PREFIXD_ASSIGN(const auto mapped, Field<std::vector<uint64_t>>(request.control, "regions"));
   auto found = session.FindLayerInPlace(read);
