@@ -20,10 +20,6 @@ namespace {
 
 constexpr size_t kWindows = 3;  // in flight: the disk works while one window is verified and copied
 constexpr size_t kLookupPages = 256;  // looked up, pinned and copied together
-// Prefetch reads this many pages at a time. They are so few that others at the scrub's place in the
-// queue (the scrub, and preloading of keys) soon have their turn, and that a step that comes
-// meanwhile finds the disk free.
-constexpr size_t kPrefetchedPages = 4;
 
 void CountPrefetched(uint64_t pages, ReadStats& stats) {
   stats.prefetch_used_bytes += pages * kPageBytes;
@@ -324,20 +320,20 @@ Result<PagePins> PinHeldPieces(const ReadServices& services, const SegmentFile& 
   return pins;
 }
 
-Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
-                     std::span<const uint64_t> pages, uint64_t max_bytes,
-                     const std::atomic<bool>& stop, ReadStats* stats) {
+Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
+                      std::span<const uint64_t> pages, const ReadAhead& how,
+                      const std::atomic<bool>& stop, ReadStats* stats) {
   TierRegion& tier = *services.tier;
   const uint64_t segment = file.record().sequence;
-  uint64_t left = max_bytes / kPageBytes;
+  uint64_t left = how.max_bytes / kPageBytes;
   // There is no deadline: only a thread that may set `stop` waits for these reads.
   PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0),
                     /*max_gap=*/0, &stop);
+  std::vector<uint32_t> frames(how.pages_at_once);
   for (size_t at = 0; at < pages.size() && left > 0;) {
     std::vector<uint64_t> missing;
-    const size_t most = std::min<uint64_t>(left, kPrefetchedPages);
+    const size_t most = std::min<uint64_t>(left, how.pages_at_once);
     while (at < pages.size() && missing.size() < most) {
-      std::array<uint32_t, kPrefetchedPages> frames;
       const size_t n = std::min(most - missing.size(), pages.size() - at);
       const auto looked_up = std::span(frames).first(n);
       tier.Pin(segment, pages.subspan(at, n), Access::kPrefetch, looked_up);
@@ -348,14 +344,14 @@ Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
       at += n;
     }
     if (missing.empty()) break;
-    if (stop) return Error{Code::kCancelled, "prefetched rows are not wanted any more"};
+    if (stop) return Error{Code::kCancelled, "pages read ahead are not wanted any more"};
     const uint64_t n = missing.size();
     const PageKey first{segment, missing.front()};
     left -= n;
     window.Start(std::move(missing));
     const Status finished = window.Finish();
     const bool damaged = !finished.ok() && finished.error().code == Code::kCorrupt;
-    if (damaged) tier.NoteReadInVain(first, n);
+    if (damaged && how.access == Access::kPrefetch) tier.NoteReadInVain(first, n);
     if (finished.ok() || damaged) {
       stats->pages_ssd += n;
       stats->bytes[static_cast<size_t>(Tier::kSsd)] += n * kPageBytes;
@@ -363,10 +359,10 @@ Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
     PREFIXD_TRY(finished);
     bool room = true;
     for (size_t i = 0; i < n; ++i) {
-      room &= tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kPrefetch);
+      room &= tier.Insert({segment, window.pages()[i]}, window.page(i), how.access);
     }
     if (!room) {
-      return Error{Code::kResourceExhausted, "the host tier has no room for prefetched pages"};
+      return Error{Code::kResourceExhausted, "the host tier has no room for pages read ahead"};
     }
   }
   return {};

@@ -99,14 +99,22 @@ Result<PagePins> PinHeldPieces(const ReadServices& services, const SegmentFile& 
                                std::span<const PagePiece> pieces, std::vector<RowCopy>& copies,
                                ReadStats* stats);
 
-// Prefetches into the tier, behind all other reads and a few at a time, those of `pages`
-// (ascending) that it lacks, for a step that may use them and does not wait. Counts the pages read
-// in `stats`; ends at max_bytes, or soon after `stop` is set (kCancelled), whatever the disk does.
-// kIo and kCorrupt as in ReadPieces, without a deadline; kResourceExhausted once the tier takes no
-// more. Pages read before an error stay.
-Status PrefetchPages(const ReadServices& services, const SegmentFile& file,
-                     std::span<const uint64_t> pages, uint64_t max_bytes,
-                     const std::atomic<bool>& stop, ReadStats* stats);
+// How pages are read that nobody waits for. At a time few are: others at the same place in the
+// queue (the scrub, and preloading of keys) soon have their turn, and a step that comes meanwhile
+// finds the disk free.
+struct ReadAhead {
+  Access access = Access::kPrefetch;  // with which the tier takes them
+  size_t pages_at_once = 4;           // at most kWindowPages
+  uint64_t max_bytes = UINT64_MAX;
+};
+
+// Reads into the tier, behind all other reads, those of `pages` (ascending) that it lacks. Counts
+// the pages read in `stats`; ends at max_bytes, or soon after `stop` is set (kCancelled), whatever
+// the disk does. kIo and kCorrupt as in ReadPieces, without a deadline; kResourceExhausted once the
+// tier takes no more. Pages read before an error stay.
+Status ReadPagesAhead(const ReadServices& services, const SegmentFile& file,
+                      std::span<const uint64_t> pages, const ReadAhead& how,
+                      const std::atomic<bool>& stop, ReadStats* stats);
 
 // Reads and verifies every page from `first_page` up to the checksum table; bypasses the tier.
 // `page_done(n)` is called as pages are done and may return false to stop (kCancelled).

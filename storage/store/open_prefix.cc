@@ -7,17 +7,11 @@
 #include "storage/read/gather_plan.h"
 #include "storage/read/row_scan.h"
 #include "storage/segment/unix_time.h"
+#include "storage/store/prefix_link.h"
 #include "storage/store/row_request.h"
 
 namespace prefixd::storage {
 namespace {
-
-// A Link is the rows of one segment that belong to the prefix: token positions `tokens`.
-struct Link {
-  std::shared_ptr<const SegmentFile> file;
-  TokenRange tokens;
-  uint32_t first() const { return tokens.begin; }
-};
 
 // A Hold keeps what rows read in place need: their region's memory, and their pages in it.
 struct Hold {
@@ -55,13 +49,13 @@ class OpenPrefix final : public StoredPrefix {
     const auto& chain = pin_.chain();
     for (size_t i = 0; i < chain.size() && chain[i].tokens.begin < n_tokens; ++i) {
       const uint32_t next = i + 1 < chain.size() ? chain[i + 1].tokens.begin : chain[i].tokens.end;
-      Link link{nullptr, {chain[i].tokens.begin, std::min(next, n_tokens)}};
-      PREFIXD_ASSIGN(link.file, core_->segments->Open(chain[i].id));
-      const auto ids = link.file->tokens().first(link.tokens.size());
+      const TokenRange tokens{chain[i].tokens.begin, std::min(next, n_tokens)};
+      PREFIXD_ASSIGN(auto file, core_->segments->Open(chain[i].id));
+      const auto ids = file->tokens().first(tokens.size());
       tokens_.insert(tokens_.end(), ids.begin(), ids.end());
-      const SegmentHeader& header = link.file->header();
-      parts_.push_back({link.tokens, header.encoding, header.chunk_tokens});
-      links_.push_back(std::move(link));
+      const SegmentHeader& header = file->header();
+      parts_.push_back({tokens, header.encoding, header.chunk_tokens});
+      links_.emplace_back(*core_, std::move(file), tokens);
     }
     return {};
   }
@@ -73,9 +67,9 @@ class OpenPrefix final : public StoredPrefix {
 
   Result<std::vector<uint32_t>> KeptTokens(uint32_t layer, uint32_t kv_head) const override {
     PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
-    const Link& last = links_.back();
-    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(last, layer, kv_head));
-    if (!last.file->layout().compressed()) {
+    const PrefixLink& last = links_.back();
+    PREFIXD_ASSIGN(const RunOrder* order, last.Order(layer, kv_head));
+    if (!last.layout().compressed()) {
       return Error{Code::kInternal, "the prefix is not compressed"};
     }
     std::vector<uint32_t> kept = order->kept;
@@ -90,11 +84,11 @@ class OpenPrefix final : public StoredPrefix {
     PREFIXD_TRY(CheckSink(model_.geometry.row(layer), ids.size(), part, out));
     const RowTarget target = TargetOf(model_.geometry.row(layer), out, part);
     size_t at = 0;
-    for (const Link& link : links_) {
-      const size_t end = EndOf(link, ids, at);
+    for (const PrefixLink& link : links_) {
+      const size_t end = link.EndOf(ids, at);
       if (at == end) continue;
-      PREFIXD_TRY(CheckKept(link, layer, kv_head, ids.subspan(at, end - at)));
-      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
+      PREFIXD_TRY(link.CheckKept(info_.id, layer, kv_head, ids.subspan(at, end - at)));
+      PREFIXD_ASSIGN(GatherPlan pieces, link.Plan(layer, kv_head, part));
       pieces.AddRows(ids.subspan(at, end - at), link.first(), target.From(at));
       at = end;
       PREFIXD_TRY(Read(link, pieces, Access::kPoint, stats));
@@ -113,15 +107,15 @@ class OpenPrefix final : public StoredPrefix {
     auto hold = std::make_shared<Hold>();
     hold->region = tier_;
     size_t at = 0;
-    for (const Link& link : links_) {
-      const size_t begin = at, end = EndOf(link, ids, at);
+    for (const PrefixLink& link : links_) {
+      const size_t begin = at, end = link.EndOf(ids, at);
       if (at == end) continue;
-      PREFIXD_TRY(CheckKept(link, layer, kv_head, ids.subspan(at, end - at)));
-      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
+      PREFIXD_TRY(link.CheckKept(info_.id, layer, kv_head, ids.subspan(at, end - at)));
+      PREFIXD_ASSIGN(GatherPlan pieces, link.Plan(layer, kv_head, part));
       const RowTarget own = TargetOf(model_.geometry.row(layer), {out.own, stride}, part);
       pieces.AddRows(ids.subspan(at, end - at), link.first(), own.From(at));
       at = end;
-      if (InPlaceable(link, layer)) {
+      if (link.InPlaceable(layer)) {
         PREFIXD_TRY(View(link, layer, pieces, part, out, *hold, stats));
         continue;
       }
@@ -139,7 +133,7 @@ class OpenPrefix final : public StoredPrefix {
   Status ReadRange(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part, RowSink out,
                    RangeUse use, ReadStats* stats) const override {
     return ForEachRun(layer, kv_head, range, part, out,
-                      [&](const Link& link, GatherPlan& pieces) -> Status {
+                      [&](const PrefixLink& link, GatherPlan& pieces) -> Status {
                         return Read(link, pieces, AccessFor(use), stats);
                       });
   }
@@ -150,12 +144,12 @@ class OpenPrefix final : public StoredPrefix {
     RunsInPlace found;
     auto hold = std::make_shared<Hold>();
     hold->region = tier_;
-    const auto pin = [&](const Link& link, GatherPlan& pieces) -> Status {
-      PREFIXD_TRY(CheckReadableInPlace(link, layer));
-      PREFIXD_ASSIGN(PagePins pins, PinHeldPieces(services_, *link.file, pieces.Take(),
+    const auto pin = [&](const PrefixLink& link, GatherPlan& pieces) -> Status {
+      PREFIXD_TRY(link.CheckReadableInPlace(layer));
+      PREFIXD_ASSIGN(PagePins pins, PinHeldPieces(services_, *link.file(), pieces.Take(),
                                                   found.copies, stats ? stats : &ignored));
       hold->pins.push_back(std::move(pins));
-      hold->files.push_back(link.file);
+      hold->files.push_back(link.file());
       return {};
     };
     std::vector<size_t> begins;  // of each head's copies
@@ -173,10 +167,10 @@ class OpenPrefix final : public StoredPrefix {
     PREFIXD_TRY(CheckRun(model_.geometry, layer, kv_head));
     if (compressed()) return Compressed(info_.id);
     uint64_t before = 0;
-    for (const Link& link : links_) {
-      PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+    for (const PrefixLink& link : links_) {
+      PREFIXD_ASSIGN(const RunOrder* order, link.Order(layer, kv_head));
       const ScannedRows rows{
-          *link.file, order, layer, kv_head, link.tokens.size(), model_.geometry.row(layer)};
+          *link.file(), order, layer, kv_head, link.tokens().size(), model_.geometry.row(layer)};
       PREFIXD_TRY(ScanRows(services_, rows, room, visit, place, before, stats));
     }
     return {};
@@ -192,16 +186,16 @@ class OpenPrefix final : public StoredPrefix {
     auto hold = std::make_shared<Hold>();
     hold->region = tier_;
     size_t at = 0;
-    for (const Link& link : links_) {
-      const size_t end = EndOf(link, ids, at);
+    for (const PrefixLink& link : links_) {
+      const size_t end = link.EndOf(ids, at);
       if (at == end) continue;
-      PREFIXD_TRY(CheckReadableInPlace(link, layer));
-      PREFIXD_TRY(CheckKept(link, layer, kv_head, ids.subspan(at, end - at)));
+      PREFIXD_TRY(link.CheckReadableInPlace(layer));
+      PREFIXD_TRY(link.CheckKept(info_.id, layer, kv_head, ids.subspan(at, end - at)));
       const auto rows = std::span(out.rows).subspan(at, end - at);
       // A key and its value share a page in the arrival layout and lie in two in the reclustered
       // one.
       const auto own = ids.subspan(at, end - at);
-      if (link.file->layout().reclustered()) {
+      if (link.layout().reclustered()) {
         PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kKey, rows, *hold,
                            stats ? stats : &ignored));
         PREFIXD_TRY(Borrow(link, layer, kv_head, own, RowPart::kValue, rows, *hold,
@@ -229,23 +223,23 @@ class OpenPrefix final : public StoredPrefix {
     const RowTarget target = TargetOf(model_.geometry.row(layer), {nowhere, stride}, part);
     Status status;
     size_t at = 0;
-    for (const Link& link : links_) {
-      const size_t end = EndOf(link, ids, at);
+    for (const PrefixLink& link : links_) {
+      const size_t end = link.EndOf(ids, at);
       if (at == end) continue;
       // Prefetch does not load orders: the first step that needs one loads it.
-      if (!link.file->HasOrder(layer, kv_head)) {
+      if (!link.file()->HasOrder(layer, kv_head)) {
         at = end;
         continue;
       }
-      auto pieces = Pieces(link, layer, kv_head, part);
+      auto pieces = link.Plan(layer, kv_head, part);
       if (!pieces.ok()) {
         status = std::move(pieces).error();
         break;
       }
-      PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
+      PREFIXD_ASSIGN(const RunOrder* order, link.Order(layer, kv_head));
       for (; at < end; ++at) {
         const uint32_t own = ids[at] - link.first();
-        if (!IsKept(link, order, own)) continue;  // a step cannot need it
+        if (!link.IsKept(order, own)) continue;  // a step cannot need it
         pieces->AddRow(own, target);
       }
       std::vector<uint64_t> pages;
@@ -253,8 +247,8 @@ class OpenPrefix final : public StoredPrefix {
         if (pages.empty() || pages.back() != piece.page) pages.push_back(piece.page);
       }
       const uint64_t read = reads.bytes[static_cast<size_t>(Tier::kSsd)];
-      status = PrefetchPages(services_, *link.file, pages, max_bytes - std::min(read, max_bytes),
-                             stop, &reads);
+      status = ReadPagesAhead(services_, *link.file(), pages,
+                              {.max_bytes = max_bytes - std::min(read, max_bytes)}, stop, &reads);
       if (!status.ok()) break;
     }
     if (stats) *stats += reads;
@@ -269,58 +263,6 @@ class OpenPrefix final : public StoredPrefix {
     return use == RangeUse::kOwn ? Access::kOwn : Access::kOwnLater;
   }
 
-  // Returns one past the last of `ids`, from `at` on, that the link holds.
-  static size_t EndOf(const Link& link, std::span<const uint32_t> ids, size_t at) {
-    const auto from = ids.begin() + static_cast<ptrdiff_t>(at);
-    return static_cast<size_t>(std::lower_bound(from, ids.end(), link.tokens.end) - ids.begin());
-  }
-
-  static uint32_t ItemBytes(const Link& link, uint32_t layer) {
-    const SegmentLayout& l = link.file->layout();
-    const RunLayout& run = l.of(layer);
-    return l.reclustered() ? std::max(run.key_bytes(), run.value_bytes()) : run.row_bytes();
-  }
-  // Returns whether stored rows have the form that the kernels need, each in one piece.
-  static bool InPlaceable(const Link& link, uint32_t layer) {
-    return link.file->header().encoding == RowEncoding::kAsGiven &&
-           ItemBytes(link, layer) <= kPageBytes;
-  }
-
-  static Status CheckReadableInPlace(const Link& link, uint32_t layer) {
-    if (InPlaceable(link, layer)) return {};
-    if (link.file->header().encoding != RowEncoding::kAsGiven) {
-      return Error{Code::kFailedPrecondition,
-                   "rows of this prefix are stored as int8 and cannot be read in place; use "
-                   "ReadRows"};
-    }
-    return Error{Code::kFailedPrecondition, "rows of " + std::to_string(ItemBytes(link, layer)) +
-                                                " bytes are larger than a page of " +
-                                                std::to_string(kPageBytes) +
-                                                " and cannot be read in place; use ReadRows"};
-  }
-
-  static bool IsKept(const Link& link, const RunOrder* order, uint32_t own) {
-    return !link.file->layout().compressed() || std::ranges::binary_search(order->kept, own);
-  }
-  // kFailedPrecondition where rows have been dropped.
-  Status CheckKept(const Link& link, uint32_t layer, uint32_t kv_head,
-                   std::span<const uint32_t> ids) const {
-    if (!link.file->layout().compressed()) return {};
-    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
-    for (const uint32_t id : ids) {
-      if (!IsKept(link, order, id - link.first())) return Compressed(info_.id);
-    }
-    return {};
-  }
-  Status CheckKept(const Link& link, uint32_t layer, uint32_t kv_head, TokenRange run) const {
-    if (!link.file->layout().compressed()) return {};
-    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
-    const auto at = std::ranges::lower_bound(order->kept, run.begin - link.first());
-    const auto left = static_cast<size_t>(order->kept.end() - at);
-    if (left >= run.size() && at[run.size() - 1] == run.end - 1 - link.first()) return {};
-    return Compressed(info_.id);
-  }
-
   // Calls visit(link, pieces) for what each segment has of a run.
   template <typename Visit>
   Status ForEachRun(uint32_t layer, uint32_t kv_head, TokenRange range, RowPart part,
@@ -333,12 +275,11 @@ class OpenPrefix final : public StoredPrefix {
     }
     PREFIXD_TRY(CheckSink(model_.geometry.row(layer), range.size(), part, out));
     const RowTarget target = TargetOf(model_.geometry.row(layer), out, part);
-    for (const Link& link : links_) {
-      const TokenRange run{std::max(range.begin, link.tokens.begin),
-                           std::min(range.end, link.tokens.end)};
-      if (run.begin >= run.end) continue;
-      PREFIXD_TRY(CheckKept(link, layer, kv_head, run));
-      PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
+    for (const PrefixLink& link : links_) {
+      const TokenRange run = link.Within(range);
+      if (run.size() == 0) continue;
+      PREFIXD_TRY(link.CheckKept(info_.id, layer, kv_head, run));
+      PREFIXD_ASSIGN(GatherPlan pieces, link.Plan(layer, kv_head, part));
       pieces.AddRun(run.begin - link.first(), run.end - link.first(),
                     target.From(run.begin - range.begin));
       PREFIXD_TRY(visit(link, pieces));
@@ -355,13 +296,13 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   // Points out.rows to the parts; pieces that must be copied go to out.own.
-  Status View(const Link& link, uint32_t layer, GatherPlan& pieces, RowPart part, RowViews& out,
-              Hold& hold, ReadStats* stats) const {
+  Status View(const PrefixLink& link, uint32_t layer, GatherPlan& pieces, RowPart part,
+              RowViews& out, Hold& hold, ReadStats* stats) const {
     const std::vector<PagePiece> sorted = pieces.Take();
     std::vector<const std::byte*> where(sorted.size());
     PagePins& pins = hold.pins.emplace_back(tier_->PinsForAStep());
     ReadStats ignored;
-    PREFIXD_TRY(ViewPieces(services_, *link.file, sorted, where, Access::kPoint, pins,
+    PREFIXD_TRY(ViewPieces(services_, *link.file(), sorted, where, Access::kPoint, pins,
                            stats ? stats : &ignored));
     const size_t stride = PartBytes(model_.geometry.row(layer), part);
     const size_t key_bytes = model_.geometry.row(layer).key_bytes();
@@ -380,49 +321,33 @@ class OpenPrefix final : public StoredPrefix {
   }
 
   // Pins one part of rows and notes where it lies; kRow, in one piece, gives both.
-  Status Borrow(const Link& link, uint32_t layer, uint32_t kv_head, std::span<const uint32_t> ids,
-                RowPart part, std::span<RowRef> rows, Hold& hold, ReadStats* stats) const {
-    PREFIXD_ASSIGN(GatherPlan pieces, Pieces(link, layer, kv_head, part));
+  Status Borrow(const PrefixLink& link, uint32_t layer, uint32_t kv_head,
+                std::span<const uint32_t> ids, RowPart part, std::span<RowRef> rows, Hold& hold,
+                ReadStats* stats) const {
+    PREFIXD_ASSIGN(GatherPlan pieces, link.Plan(layer, kv_head, part));
     // Pieces come sorted by page: marks map them back to rows.
     std::vector<std::byte> marks(ids.size());
-    const size_t key = link.file->layout().of(layer).key_bytes();
+    const size_t key = link.layout().of(layer).key_bytes();
     for (size_t i = 0; i < ids.size(); ++i) {
       std::byte* const mark = &marks[i];
       pieces.AddRow(ids[i] - link.first(), {mark, 0, part == RowPart::kRow ? mark + key : mark, 0});
     }
     const std::vector<PagePiece> sorted = pieces.Take();
     std::vector<const std::byte*> where(sorted.size());
-    PREFIXD_ASSIGN(PagePins pins, PinPieces(services_, *link.file, sorted, where, stats));
+    PREFIXD_ASSIGN(PagePins pins, PinPieces(services_, *link.file(), sorted, where, stats));
     hold.pins.push_back(std::move(pins));
     for (size_t i = 0; i < sorted.size(); ++i) {
       RowRef& row = rows[static_cast<size_t>(sorted[i].out - marks.data())];
       if (part != RowPart::kValue) row.key = where[i];
       if (part == RowPart::kValue) row.value = where[i];
-      if (part == RowPart::kRow) row.value = where[i] + link.file->layout().of(layer).key_bytes();
+      if (part == RowPart::kRow) row.value = where[i] + link.layout().of(layer).key_bytes();
     }
     return {};
   }
 
-  // Returns null in the arrival layout.
-  Result<const RunOrder*> OrderOf(const Link& link, uint32_t layer, uint32_t kv_head) const {
-    auto order = link.file->Order(*core_->engine, layer, kv_head);
-    if (!order.ok() && order.error().code == Code::kCorrupt) {
-      core_->counters.checksum_failures.fetch_add(1, std::memory_order_relaxed);
-      core_->segments->Quarantine(link.file->record().id, order.error().message);
-    }
-    return order;
-  }
-
-  Result<GatherPlan> Pieces(const Link& link, uint32_t layer, uint32_t kv_head,
-                            RowPart part) const {
-    PREFIXD_ASSIGN(const RunOrder* order, OrderOf(link, layer, kv_head));
-    return GatherPlan(link.file->layout(), order, layer, kv_head, part,
-                      link.file->header().encoding);
-  }
-
-  Status Read(const Link& link, GatherPlan& pieces, Access access, ReadStats* stats) const {
+  Status Read(const PrefixLink& link, GatherPlan& pieces, Access access, ReadStats* stats) const {
     ReadStats ignored;
-    return ReadPieces(services_, *link.file, pieces.Take(), access, stats ? stats : &ignored,
+    return ReadPieces(services_, *link.file(), pieces.Take(), access, stats ? stats : &ignored,
                       Deliver::kDecoded);
   }
 
@@ -433,7 +358,7 @@ class OpenPrefix final : public StoredPrefix {
   const PrefixInfo info_;
   const std::shared_ptr<TierRegion> tier_;
   ReadServices services_;
-  std::vector<Link> links_;
+  std::vector<PrefixLink> links_;
   std::vector<StoredPart> parts_;  // [links]
   std::vector<uint32_t> tokens_;
 };

@@ -1,16 +1,13 @@
 #include "storage/store/warm_up.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <functional>
-#include <memory>
+#include <numeric>
 #include <set>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "storage/read/page_window.h"
+#include "storage/read/page_reader.h"
 #include "storage/segment/unix_time.h"
 
 namespace prefixd::storage {
@@ -69,38 +66,23 @@ class Warming {
 
  private:
   Status Segment(const SegmentFile& file, TierRegion& tier) {
-    const uint64_t segment = file.record().sequence;
     ReadServices services = core_.services;
     services.tier = &tier;
-    PageWindow window(services, file, IoPriority::kScrub, std::chrono::milliseconds(0),
-                      /*max_gap=*/0, options_.stop);
     const uint64_t end = file.layout().token_page;  // of the pages with rows, which begin at 1
     for (uint64_t at = 1; at < end; at += kPages) {
       if (*options_.stop) return Error{Code::kCancelled, "the store is closing"};
-      std::array<uint64_t, kPages> pages;
-      std::array<uint32_t, kPages> frames;
-      const size_t n = std::min<uint64_t>(kPages, end - at);
-      for (size_t i = 0; i < n; ++i) pages[i] = at + i;
-      const auto looked_up = std::span(frames).first(n);
-      tier.Pin(segment, std::span(pages).first(n), Access::kPrefetch, looked_up);
-      std::vector<uint64_t> missing;
-      for (size_t i = 0; i < n; ++i) {
-        if (frames[i] == kNoFrame) missing.push_back(pages[i]);
-      }
-      tier.Unpin(looked_up);
-      if (missing.empty()) continue;
-      const size_t wanted = missing.size();
-      window.Start(std::move(missing));
-      PREFIXD_TRY(window.Finish());
-      for (size_t i = 0; i < wanted; ++i) {
-        // A scan takes nobody's place.
-        if (!tier.Insert({segment, window.pages()[i]}, window.page(i), Access::kScan)) {
-          return Error{Code::kResourceExhausted, "the host tier is full"};
-        }
-        done_.bytes += kPageBytes;
-        core_.counters.warmed_bytes += kPageBytes;
-      }
-      if (options_.rest) options_.rest();
+      std::vector<uint64_t> pages(std::min<uint64_t>(kPages, end - at));
+      std::iota(pages.begin(), pages.end(), at);
+      ReadStats stats;
+      // A scan takes nobody's place.
+      const Status read =
+          ReadPagesAhead(services, file, pages, {.access = Access::kScan, .pages_at_once = kPages},
+                         *options_.stop, &stats);
+      const uint64_t bytes = stats.bytes[static_cast<size_t>(Tier::kSsd)];
+      done_.bytes += bytes;
+      core_.counters.warmed_bytes += bytes;
+      PREFIXD_TRY(read);
+      if (bytes > 0 && options_.rest) options_.rest();
     }
     return {};
   }
