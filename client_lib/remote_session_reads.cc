@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/rows/stream_copy.h"
 #include "base/session_arguments.h"
 #include "client_lib/remote_session.h"
 
@@ -170,7 +171,13 @@ void RemoteSession::AddCalls(const LayerRead& read, HeadRange heads, const Place
     call.control["head_major"] = part.order == KvOrder::kHeadMajor;
     call.out = {read.k.subspan(first * key, rows * key),
                 read.v.subspan(first * value, rows * value)};
-    call.in_place = mode;
+    // Parts of lines go faster through shared memory, from where they are copied in one piece.
+    const auto lines = [](std::span<std::byte> out, size_t bytes) {
+      return (reinterpret_cast<uintptr_t>(out.data()) | bytes) % kStreamLine == 0;
+    };
+    if (mode == CopyMode::kCached || (lines(call.out[0], key) && lines(call.out[1], value))) {
+      call.in_place = mode;
+    }
     calls.push_back(std::move(call));
   }
 }

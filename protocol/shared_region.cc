@@ -19,6 +19,21 @@ Error Errno(const char* what) {
   return {code, std::string("shared memory: ") + what + ": " + std::strerror(errno)};
 }
 
+constexpr uintptr_t kHugePage = 2u << 20;
+
+// Returns where a mapping of so many bytes may begin at a multiple of a huge page, so that huge
+// pages of its file are mapped as such: one fault and one entry of the TLB for each. Null:
+// anywhere.
+void* HugePagePlace(uint64_t bytes) {
+  if (bytes < kHugePage) return nullptr;
+  void* const all = ::mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(all);
+  ::munmap(all, bytes + kHugePage);
+  return reinterpret_cast<void*>((address + kHugePage - 1) & ~(kHugePage - 1));
+}
+
 }  // namespace
 
 SharedRegion::~SharedRegion() {
@@ -78,7 +93,8 @@ Result<SharedRegion> SharedRegion::MapWith(int fd, uint64_t bytes, int protectio
   if (bytes == 0 || static_cast<uint64_t>(st.st_size) < bytes) {
     return InvalidArgument("the daemon's shared memory is shorter than it says");
   }
-  void* at = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  // The place is a wish: whoever maps there meanwhile keeps it, and this goes elsewhere.
+  void* at = ::mmap(HugePagePlace(bytes), bytes, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return Errno("mmap");
   region.data_ = static_cast<std::byte*>(at);
   region.size_ = bytes;

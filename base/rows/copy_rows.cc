@@ -53,8 +53,7 @@ void CopyRows(std::span<const RowCopy> copies, CopyMode mode) {
   constexpr size_t kAhead = 4;  // copies
   for (size_t i = 0; i < copies.size(); ++i) {
     if (i + kAhead < copies.size()) PrefetchRows(copies[i + kAhead].from);
-    // Parts of lines cost more past the caches than in them, if what lies beside them comes soon.
-    CopyRowsUnfenced(copies[i], WholeLines(copies[i]) ? mode : CopyMode::kCached);
+    CopyRowsUnfenced(copies[i], mode);
   }
   if (mode == CopyMode::kStream) StreamFence();
 }

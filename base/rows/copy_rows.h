@@ -11,7 +11,8 @@
 namespace prefixd {
 
 // kStream goes past the caches, for many bytes that the copying core does not need again: others
-// see them after a StreamFence (base/rows/stream_copy.h).
+// see them after a StreamFence (base/rows/stream_copy.h). Short parts that do not begin and end
+// where lines of the caches do (kStreamLine) are slow to copy so.
 enum class CopyMode : uint8_t { kCached, kStream };
 inline constexpr uint64_t kStreamBytes = 4u << 20;  // reads of at least this size stream
 
@@ -21,8 +22,7 @@ inline void PrefetchRows(const std::byte* from) {
 }
 // Copies all parts of one copy.
 void CopyRowsUnfenced(const RowCopy& copy, CopyMode mode);
-// Copies all of them, and others may see them then. Those whose rows go beside one another should
-// follow one another.
+// Copies all of them, and others may see them then.
 void CopyRows(std::span<const RowCopy> copies, CopyMode mode);
 
 }  // namespace prefixd

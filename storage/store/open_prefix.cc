@@ -20,19 +20,6 @@ struct Hold {
   std::vector<std::shared_ptr<const SegmentFile>> files = {};  // whose orders copies name
 };
 
-// Returns the copies of several heads in turns: in token-major order they go beside one another.
-std::vector<RowCopy> InTurns(std::span<const RowCopy> copies, std::span<const size_t> begins) {
-  std::vector<RowCopy> out;
-  out.reserve(copies.size());
-  for (size_t i = 0; out.size() < copies.size(); ++i) {
-    for (size_t h = 0; h < begins.size(); ++h) {
-      const size_t end = h + 1 < begins.size() ? begins[h + 1] : copies.size();
-      if (begins[h] + i < end) out.push_back(copies[begins[h] + i]);
-    }
-  }
-  return out;
-}
-
 class OpenPrefix final : public StoredPrefix {
  public:
   OpenPrefix(std::shared_ptr<StoreCore> core, ChainPin pin, ModelRecord model, PrefixInfo info)
@@ -152,12 +139,9 @@ class OpenPrefix final : public StoredPrefix {
       hold->files.push_back(link.file());
       return {};
     };
-    std::vector<size_t> begins;  // of each head's copies
     for (const auto& [kv_head, out] : runs) {
-      begins.push_back(found.copies.size());
       PREFIXD_TRY(ForEachRun(layer, kv_head, range, RowPart::kRow, out, pin));
     }
-    found.copies = InTurns(found.copies, begins);
     Borrowed(std::move(hold), found);
     return found;
   }
