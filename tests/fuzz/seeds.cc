@@ -20,6 +20,7 @@
 #include "prefixd/runtime_stats.h"
 #include "prefixd/verify.h"
 #include "protocol/codec.h"
+#include "protocol/row_copies.h"
 #include "protocol/step_frame.h"
 #include "runtime/derived/query_samples.h"
 #include "runtime/ingest/choice.h"
@@ -321,6 +322,18 @@ void AddStepFrame(Seeds& seeds) {
   seeds.AddRandom("step_frame", 3);
 }
 
+// Of arrays of the target's sizes.
+void AddRowCopies(Seeds& seeds) {
+  std::vector<std::byte> region(1 << 16), k(512), v(1024);
+  const std::array<uint16_t, 4> places = {3, 1, 0, 2};
+  const std::array<RowCopy, 2> copies = {
+      RowCopy{region.data() + 4096, k.data(), 128, 4, 256, 128},
+      {region.data(), v.data(), 256, 4, 256, 256, places.data()}};
+  seeds.Add("row_copies", 0, wire::EncodeCopies(copies, region, {.k = k, .v = v}));
+  seeds.AddRandom("row_copies", 0);
+  seeds.AddRandom("row_copies", 1);
+}
+
 // The last byte ends the last line.
 void AddTokenFile(Seeds& seeds) {
   const std::string hash = "hash = \"blake2b:" + std::string(63, '0') + "1\"\n";
@@ -358,6 +371,7 @@ int main(int argc, char** argv) {
   prefixd::fuzz::AddSafetensors(seeds);
   prefixd::fuzz::AddWire(seeds);
   prefixd::fuzz::AddStepFrame(seeds);
+  prefixd::fuzz::AddRowCopies(seeds);
   prefixd::fuzz::AddTokenFile(seeds);
   prefixd::fuzz::AddHttp(seeds);
   return seeds.ok() ? 0 : 1;
