@@ -17,6 +17,9 @@
 namespace prefixd {
 namespace {
 
+// On average: saying where shorter parts lie takes as long as copying them.
+constexpr uint64_t kLeastBytesOfCopy = 128;
+
 // Returns where the rows of the head with index `head` of the read's `heads` go.
 storage::RowSink SinkOf(const LayerRead& read, const RowShape& row, uint32_t head, uint32_t heads) {
   const size_t key = row.key_bytes(), value = row.value_bytes(), n = read.slice.tokens.size();
@@ -190,6 +193,9 @@ Result<LayerInPlace> SessionImpl::FindLayerInPlace(const LayerRead& read) {
   PREFIXD_ASSIGN(storage::RunsInPlace found,
                  plan->prefix->stored().FindInPlace(layer, tokens, runs, &stats));
   const uint64_t bytes = storage::RowsBytes(plan->prefix->stored().parts(), row, tokens);
+  if (heads.n * bytes < found.copies.size() * kLeastBytesOfCopy) {
+    return Error{Code::kFailedPrecondition, "the rows lie one by one; read them"};
+  }
   for (uint32_t h = 0; h < heads.n; ++h) {
     ChargeRows(HeadOf(layer, heads.first + h), h == 0 ? stats : storage::ReadStats(), 0, bytes);
   }
