@@ -79,8 +79,8 @@ Result<std::optional<Attachable>> Find(const Core& core, const AttachSpec& spec)
   // Attaching fails even where an open session still holds the prefix: no new session may use
   // damaged data.
   if (info.quarantined) {
-    return Error{Code::kCorrupt, "prefix " + info.id.ToString() + " is quarantined: " +
-                                     info.quarantine + "; put the prompt again"};
+    return Error{Code::kCorrupt, "prefix " + info.id.ToString() +
+                                     " is quarantined, put the prompt again: " + info.quarantine};
   }
   return std::optional(Attachable{std::move(info), n_tokens});
 }
