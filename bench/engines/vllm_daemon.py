@@ -35,6 +35,7 @@ class Daemon:
     """A daemon on `folder`/store, with a socket and a log beside it. stop() ends it."""
 
     def __init__(self, folder: Path, options: list[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.address = f"unix:{folder / 'socket'}"
         read, write = os.pipe()
         command = [str(ROOT / "build/release/bin/prefixd"), "--dir", str(folder / "store")]
