@@ -6,6 +6,10 @@
     .venv/bin/python bench/engines/vllm_concurrency.py --json out.json
     .venv/bin/python bench/engines/vllm_chats_picture.py out.json out.svg
 
+Answers that are longer than a window of their own tokens, which leave the engine's cache, or do not:
+
+    .venv/bin/python bench/engines/vllm_concurrency.py --arms attached window --prefixes 4 --answer 1000 --shares 0.25
+
 One prompt is computed once, and its rows are put under a salt for each chat, so that no two chats share
 anything. Each chat asks a question of its own. vLLM's prefix caching is on everywhere."""
 
@@ -33,7 +37,12 @@ import prefixd  # noqa: E402
 
 BLOCK = 128
 GIB = 1 << 30
-ARMS = {"alone": "vLLM alone", "loaded": "stored, loaded into blocks", "attached": "stored, attached"}
+ARMS = {
+    "alone": "vLLM alone",
+    "loaded": "stored, loaded into blocks",
+    "attached": "stored, attached",
+    "window": "attached, with a window",
+}
 
 
 # ---- one engine, in a process of its own ----
@@ -145,7 +154,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
         "run": facts, "model": arguments.model.name, "prompt_tokens": arguments.tokens,
         "question_tokens": arguments.question, "answer_tokens": arguments.answer, "chats": arguments.prefixes,
-        "policy": arguments.policy, "block_bytes": arguments.block_bytes, "load_before": os.getloadavg()[0], "arms": [],
+        "policy": arguments.policy, "own_window": arguments.own_window, "block_bytes": arguments.block_bytes,
+        "load_before": os.getloadavg()[0], "arms": [],
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         folder = arguments.keep or stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.dir))
@@ -165,11 +175,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 whole = (blocks - 1) // -(-(arguments.tokens + arguments.question + arguments.answer) // BLOCK)
                 for arm in arguments.arms:
                     one = {"arm": arm, "blocks": blocks, "cache_bytes": blocks * arguments.block_bytes}
-                    how = {"attach": True, "attach_tokens": 0, "policy": arguments.policy} if arm == "attached" else {}
+                    attached = arm in ("attached", "window")
+                    how = {"attach": True, "attach_tokens": 0, "policy": arguments.policy} if attached else {}
+                    if arm == "window":
+                        how["own_window"] = arguments.own_window
                     given = transfer(daemon.address, store=False, **how) if arm != "alone" else None
                     # Each chat of vLLM alone costs a prefill: one more than can run tells how many do.
                     some = chats[: whole + 1] if arm == "alone" else chats
-                    if arm != "attached" and whole == 0:  # vLLM refuses to start
+                    if not attached and whole == 0:  # vLLM refuses to start
                         one |= {"at_once": 0, "chats": 0}
                     else:
                         one |= in_a_process(Path(__file__), base | {"blocks": blocks, "transfer": given, "chats": some})
@@ -194,6 +207,7 @@ def show(one: dict[str, Any]) -> None:
     print(
         f"{ARMS[one['arm']]:28} {one['blocks']:5} blocks  {one['at_once']:3} of {one['chats']:3} at once  "
         f"{one['seconds']:7.1f} s for {one['generated']} tokens  {rate} tokens/s while all run  "
+        f"{one['cache_usage']:.0%} of the cache used  "
         f"engine {one['engine_bytes'] / GIB:.2f} GiB, daemon {one['daemon_bytes'] / GIB:.2f} GiB"
         + (f"  {one['failed']} FAILED" if one["failed"] else ""),
         flush=True,
@@ -211,7 +225,8 @@ def main() -> None:
     parser.add_argument("--question", type=int, default=64, help="tokens of each chat's question")
     parser.add_argument("--answer", type=int, default=32, help="tokens generated for each chat")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="of 1 GiB of engine's cache")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["alone", "loaded", "attached"])
+    parser.add_argument("--own-window", type=int, default=256, help="tokens of the arm 'window' that keep blocks")
     parser.add_argument("--policy", type=json.loads, default={"budget": 0.02}, help="of the attached chats, as JSON")
     parser.add_argument("--dir", help="where the store lies meanwhile")
     parser.add_argument("--keep", type=Path, help="a folder for the store, which stays; what it has is not made again")

@@ -7,8 +7,10 @@ The text comes first and the question last: prompts that begin with the same tex
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 
@@ -21,8 +23,19 @@ def main() -> None:
     parser.add_argument("--question", default="What is this text about? Answer in one sentence.")
     parser.add_argument("--tokens", type=int, default=40, help="so many tokens of an answer at most")
     parser.add_argument("--salt", help="share stored prompts with this salt alone")
+    parser.add_argument(
+        "--policy",
+        type=json.loads,
+        metavar="JSON",
+        help="""how generated tokens read an attached prompt: '{"budget": 0.05}', '{"mode": "full"}'""",
+    )
     arguments = parser.parse_args()
 
+    extra: dict[str, Any] = {}
+    if arguments.salt:
+        extra["cache_salt"] = arguments.salt
+    if arguments.policy:
+        extra["kv_transfer_params"] = {"prefixd": arguments.policy}
     client = OpenAI(base_url=arguments.url, api_key="none", timeout=1800)
     (model,) = client.models.list().data
     text = arguments.text.read_text()[: arguments.characters]
@@ -35,7 +48,7 @@ def main() -> None:
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"cache_salt": arguments.salt} if arguments.salt else None,
+        extra_body=extra,
     )
     for chunk in chunks:
         if chunk.choices and chunk.choices[0].delta.content:

@@ -31,9 +31,13 @@ struct Sequence {
   Ending<std::shared_ptr<Session>>
       session;  // null: the prefix is not to be had, and its part is left out
   uint32_t first_row, rows, own_tokens;
+  // The session has the first own tokens: so many before this step, so many with it. The others are
+  // in the engine's blocks.
+  uint32_t had, handed;
   std::vector<int64_t> blocks;
-  bool exact;   // question tokens attend exactly, generated ones by the session's policy
-  bool failed;  // its later layers are left out, too
+  bool exact;                   // question tokens attend exactly, generated ones by the policy
+  bool failed;                  // its later layers are left out, too
+  std::vector<std::byte> k, v;  // of the last token that is handed over
 };
 
 // (sequence, code, message)
@@ -47,8 +51,23 @@ struct LayerShapes {
 class AttachedBatch {
  public:
   void Add(const PySession* session, uint32_t first_row, uint32_t rows, uint32_t own_tokens,
-           const Blocks& blocks, bool exact) {
-    Sequence one{nullptr, nullptr, first_row, rows, own_tokens, {}, exact, false};
+           const Blocks& blocks, bool exact, uint32_t had, uint32_t handed) {
+    const bool steps = !exact && rows == 1 && had < handed && handed < own_tokens;
+    if (handed != 0 && !steps) {
+      throw Failure{InvalidArgument("own tokens are handed over with steps, from each one on")};
+    }
+    Sequence one{.store = nullptr,
+                 .session = nullptr,
+                 .first_row = first_row,
+                 .rows = rows,
+                 .own_tokens = own_tokens,
+                 .had = had,
+                 .handed = handed,
+                 .blocks = {},
+                 .exact = exact,
+                 .failed = false,
+                 .k = {},
+                 .v = {}};
     one.blocks.assign(blocks.data(), blocks.data() + blocks.size());
     if (session != nullptr) {
       one.session = session->get();
@@ -73,7 +92,7 @@ class AttachedBatch {
     lse_.resize(shapes.rows * shapes.q_heads);
     AttendOwn(rows, from, dtype, geometry, threads, shapes, queries, out);
     std::vector<Failed> failed;
-    AttendPrefixes(layer, heads, shapes, queries, &failed);
+    AttendPrefixes(layer, heads, shapes, rows, from, queries, &failed);
     for (const Sequence& one : sequences_) {
       if (!one.failed) Merge(one, shapes, out);
     }
@@ -101,7 +120,7 @@ class AttachedBatch {
     std::vector<PagedQueries> own;
     for (const Sequence& one : sequences_) {
       const size_t row = one.first_row * s.q_heads;
-      own.push_back({one.own_tokens, one.rows, one.blocks, q + row * s.key_dim,
+      own.push_back({one.handed, one.own_tokens, one.rows, one.blocks, q + row * s.key_dim,
                      y + row * s.value_dim, lse_.data() + row});
     }
     const auto attention = Unwrap(PagedAttention::Create(rows, dtype));
@@ -109,7 +128,8 @@ class AttachedBatch {
   }
 
   // Fills prefix_y_ and prefix_lse_; the generated tokens of all sequences go in one message.
-  void AttendPrefixes(uint32_t layer, HeadRange heads, const LayerShapes& s, const float* q,
+  void AttendPrefixes(uint32_t layer, HeadRange heads, const LayerShapes& s, const PagedRows& rows,
+                      std::span<const std::byte> cache, const float* q,
                       std::vector<Failed>* failed) {
     prefix_y_.resize(s.rows * s.q_heads * s.value_dim);
     prefix_lse_.resize(s.rows * s.q_heads);
@@ -117,7 +137,7 @@ class AttachedBatch {
     std::vector<size_t> stepping;
     std::optional<Error> away;  // the daemon does not answer, and nobody waits for it again
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      const Sequence& one = sequences_[i];
+      Sequence& one = sequences_[i];
       if (one.failed) continue;
       const size_t row = one.first_row * s.q_heads, n = one.rows * s.q_heads;
       const std::span in(q + row * s.key_dim, n * s.key_dim);
@@ -131,6 +151,12 @@ class AttachedBatch {
         step.y = y;
         step.lse = lse;
         step.heads = heads;
+        if (one.handed > 0) {
+          const Status handed =
+              away ? Status(*away) : HandOver(layer, heads, rows, cache, &one, &step);
+          Note(i, handed, &away, failed);
+          if (!handed.ok()) continue;
+        }
         steps.push_back(std::move(step));
         stepping.push_back(i);
         continue;
@@ -145,6 +171,22 @@ class AttachedBatch {
     }
     store_->StepBatch(steps);
     for (size_t i = 0; i < steps.size(); ++i) Note(stepping[i], steps[i].status, &away, failed);
+  }
+
+  // Gives the session the tokens that leave the engine's blocks, the last one with the step.
+  static Status HandOver(uint32_t layer, HeadRange heads, const PagedRows& rows,
+                         std::span<const std::byte> cache, Sequence* one, StepRequest* step) {
+    const uint32_t last = one->handed - 1;
+    PREFIXD_TRY(AppendBlocks(*one->session.get(), layer, heads, one->had, last - one->had, rows,
+                             cache, one->blocks));
+    PREFIXD_TRY(rows.Check(cache.size(), one->blocks, last, 1));
+    one->k.resize(rows.n_heads() * rows.key_bytes());
+    one->v.resize(rows.n_heads() * rows.value_bytes());
+    rows.Gather(cache, one->blocks, last, 1, one->k.data(), one->v.data());
+    step->append = true;
+    step->k = one->k;
+    step->v = one->v;
+    return {};
   }
 
   // In runs, each with a call's bound of its own: a question of thousands of tokens over a long
@@ -194,7 +236,8 @@ void BindAttached(nb::module_& m) {
   nb::class_<AttachedBatch>(m, "AttachedBatch")
       .def(nb::init<>())
       .def("add", &AttachedBatch::Add, nb::arg("session").none(), nb::arg("first_row"),
-           nb::arg("rows"), nb::arg("own_tokens"), nb::arg("blocks"), nb::arg("exact"))
+           nb::arg("rows"), nb::arg("own_tokens"), nb::arg("blocks"), nb::arg("exact"),
+           nb::arg("had") = 0, nb::arg("handed") = 0)
       .def(
           "attend",
           [](AttachedBatch& batch, uint32_t layer, const PagedRows& rows, const In& cache,
@@ -208,12 +251,12 @@ void BindAttached(nb::module_& m) {
           nb::arg("softcap"), nb::arg("heads"), nb::arg("threads"), nb::arg("q"),
           nb::arg("y").noconvert());
 
-  // Attends to the last q.shape(0) of `tokens` tokens in the engine's blocks.
+  // Attends to tokens [first, tokens) in the engine's blocks, with the last q.shape(0) of them.
   m.def(
       "attend_paged",
       [](const PagedRows& rows, const In& cache, const std::string& dtype, const Blocks& blocks,
          uint32_t tokens, float scale, float softcap, uint32_t threads, const In& q, const Out& y,
-         const Out& lse) {
+         const Out& lse, uint32_t first) {
         const auto in = Floats("q", q);
         const auto out = Floats("y", y), out_lse = Floats("lse", lse);
         const bool fits = q.ndim() == 3 && y.ndim() == 3 && lse.ndim() == 2 &&
@@ -226,9 +269,9 @@ void BindAttached(nb::module_& m) {
         }
         const DType type = Unwrap(DTypeFromName(dtype));
         const auto from = Stored("the cache", cache, type);
-        const PagedQueries one{tokens,       static_cast<uint32_t>(q.shape(0)),
-                               Span(blocks), in.data(),
-                               out.data(),   out_lse.data()};
+        const PagedQueries one{first,         tokens,    static_cast<uint32_t>(q.shape(0)),
+                               Span(blocks),  in.data(), out.data(),
+                               out_lse.data()};
         nb::gil_scoped_release unlocked;
         const auto attention = Unwrap(PagedAttention::Create(rows, type));
         Check(attention.Attend(from, {.scale = scale, .softcap = softcap},
@@ -236,7 +279,7 @@ void BindAttached(nb::module_& m) {
       },
       nb::arg("rows"), nb::arg("cache"), nb::arg("dtype"), nb::arg("blocks"), nb::arg("tokens"),
       nb::arg("scale"), nb::arg("softcap"), nb::arg("threads"), nb::arg("q"),
-      nb::arg("y").noconvert(), nb::arg("lse").noconvert());
+      nb::arg("y").noconvert(), nb::arg("lse").noconvert(), nb::arg("first") = 0);
 
   // Reads a policy and returns it with every field; the error says what is wrong with it.
   m.def(

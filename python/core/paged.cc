@@ -15,7 +15,7 @@
 namespace prefixd::python {
 namespace {
 
-// A put gathers and writes this many bytes at a time: enough for one message, little enough to
+// So many bytes are gathered and handed over at a time: enough for one message, little enough to
 // stay in a cache of the processor.
 constexpr size_t kChunkBytes = 1 << 20;
 
@@ -36,6 +36,25 @@ struct Chunk {
   std::unique_ptr<std::byte[]> data;
 };
 
+// Hands tokens [first, first + n) over in runs: take(first, n, k, v).
+template <typename Take>
+Status GatherRuns(const PagedRows& rows, std::span<const std::byte> cache,
+                  std::span<const int64_t> blocks, uint32_t first, uint32_t n, const Take& take) {
+  PREFIXD_TRY(rows.Check(cache.size(), blocks, first, n));
+  const size_t token = rows.n_heads() * (rows.key_bytes() + rows.value_bytes());
+  const auto most = uint32_t(std::clamp<size_t>(kChunkBytes / token, 1, std::max(n, 1u)));
+  const Chunk chunk(rows, most);
+  for (uint32_t done = 0; done < n;) {
+    const uint32_t run = std::min(most, n - done);
+    rows.Gather(cache, blocks, first + done, run, chunk.k(), chunk.v());
+    const size_t heads = size_t{run} * rows.n_heads();
+    PREFIXD_TRY(take(first + done, run, std::span(chunk.k(), heads * rows.key_bytes()),
+                     std::span(chunk.v(), heads * rows.value_bytes())));
+    done += run;
+  }
+  return {};
+}
+
 void Exactly(const char* name, size_t bytes, size_t want) {
   if (bytes != want) throw Failure{InvalidArgument(std::string(name) + " must be [n][heads][dim]")};
 }
@@ -44,18 +63,19 @@ void Exactly(const char* name, size_t bytes, size_t want) {
 
 void WriteBlocks(PutStream& put, uint32_t layer, uint32_t first, uint32_t n, const PagedRows& rows,
                  std::span<const std::byte> cache, std::span<const int64_t> blocks) {
-  Check(rows.Check(cache.size(), blocks, first, n));
-  const size_t token = rows.n_heads() * (rows.key_bytes() + rows.value_bytes());
-  const auto most = uint32_t(std::clamp<size_t>(kChunkBytes / token, 1, std::max(n, 1u)));
-  const Chunk chunk(rows, most);
-  for (uint32_t done = 0; done < n;) {
-    const uint32_t run = std::min(most, n - done);
-    rows.Gather(cache, blocks, first + done, run, chunk.k(), chunk.v());
-    const size_t heads = size_t{run} * rows.n_heads();
-    Check(put.Write(layer, first + done, run, {chunk.k(), heads * rows.key_bytes()},
-                    {chunk.v(), heads * rows.value_bytes()}));
-    done += run;
-  }
+  Check(GatherRuns(rows, cache, blocks, first, n,
+                   [&](uint32_t at, uint32_t run, std::span<const std::byte> k,
+                       std::span<const std::byte> v) { return put.Write(layer, at, run, k, v); }));
+}
+
+Status AppendBlocks(Session& session, uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
+                    const PagedRows& rows, std::span<const std::byte> cache,
+                    std::span<const int64_t> blocks) {
+  return GatherRuns(
+      rows, cache, blocks, first, n,
+      [&](uint32_t, uint32_t run, std::span<const std::byte> k, std::span<const std::byte> v) {
+        return session.Append(layer, heads, run, k, v);
+      });
 }
 
 void FillLayer(PyRestore& restore, uint32_t layer, const PagedRows& rows,

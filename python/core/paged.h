@@ -25,6 +25,12 @@ inline std::span<const int64_t> Span(const Blocks& blocks) {
 void WriteBlocks(PutStream& put, uint32_t layer, uint32_t first, uint32_t n, const PagedRows& rows,
                  std::span<const std::byte> cache, std::span<const int64_t> blocks);
 
+// Appends own tokens to some KV heads of one layer of a session, out of the engine's blocks: tokens
+// [first, first + n) of those that the blocks have, with all heads of the cache.
+Status AppendBlocks(Session& session, uint32_t layer, HeadRange heads, uint32_t first, uint32_t n,
+                    const PagedRows& rows, std::span<const std::byte> cache,
+                    std::span<const int64_t> blocks);
+
 // Takes all runs of the restore's next layer into the engine's blocks. The stored rows have
 // `row_heads` heads (0: as many as the cache), of which the cache's are those from first_head on.
 void FillLayer(PyRestore& restore, uint32_t layer, const PagedRows& rows,

@@ -133,7 +133,10 @@ void PagedAttention::AttendHead(std::span<const std::byte> cache, const LayerGeo
     for (uint32_t g = 0; g < group; ++g) std::fill_n(sequence.y + at(i, g) * dv, dv, 0.0f);
   }
   const uint32_t end = before + first + n;  // behind the last token that any query sees
-  for (uint32_t begin = 0; begin < end; begin += order.block_tokens) {
+  for (uint32_t begin = sequence.first / order.block_tokens * order.block_tokens; begin < end;
+       begin += order.block_tokens) {
+    // Tokens of the first block that are left out.
+    const uint32_t out = sequence.first > begin ? sequence.first - begin : 0;
     const auto block = static_cast<uint64_t>(sequence.blocks[begin / order.block_tokens]);
     const uint64_t place = block * order.block_stride + head * order.head_stride;
     Load(cache.data() + place * DTypeBytes(dtype_), std::min(order.block_tokens, end - begin),
@@ -146,7 +149,7 @@ void PagedAttention::AttendHead(std::span<const std::byte> cache, const LayerGeo
         const size_t row = at(i, g), own = size_t{i} * group + g;
         Dot(sequence.q + row * dk, tile->keys.data(), dk, tokens, scores.data());
         float high = most[own];
-        for (uint32_t t = 0; t < tokens; ++t) {
+        for (uint32_t t = out; t < tokens; ++t) {
           float s = scores[t] * layer.scale;
           if (layer.softcap > 0) s = layer.softcap * std::tanh(s / layer.softcap);
           scores[t] = s;
@@ -154,8 +157,9 @@ void PagedAttention::AttendHead(std::span<const std::byte> cache, const LayerGeo
         }
         const float keep = std::exp(most[own] - high);
         float added = 0;
-        for (uint32_t t = 0; t < tokens; ++t) added += scores[t] = std::exp(scores[t] - high);
-        Gather(scores.data(), tile->values.data(), tokens, dv, keep, sequence.y + row * dv);
+        for (uint32_t t = out; t < tokens; ++t) added += scores[t] = std::exp(scores[t] - high);
+        Gather(scores.data() + out, tile->values.data() + out, tokens - out, dv, keep,
+               sequence.y + row * dv);
         sum[own] = sum[own] * keep + added;
         most[own] = high;
       }
@@ -183,14 +187,13 @@ Status PagedAttention::Attend(std::span<const std::byte> cache, const LayerGeome
   uint64_t work = 0;
   for (size_t s = 0; s < sequences.size(); ++s) {
     const PagedQueries& one = sequences[s];
-    if (one.queries > one.tokens) {
-      return InvalidArgument(std::to_string(one.queries) + " queries of " +
-                             std::to_string(one.tokens) + " tokens");
+    if (one.first > one.tokens || one.queries > one.tokens - one.first) {
+      return InvalidArgument(std::to_string(one.queries) + " queries of tokens " +
+                             std::to_string(one.first) + ".." + std::to_string(one.tokens));
     }
-    const Status fits = rows_->Check(cache.size(), one.blocks, 0, one.tokens);
-    if (!fits.ok()) return fits;
-    work +=
-        uint64_t{one.queries} * one.tokens * n_q_heads * (rows_->key_dim() + rows_->value_dim());
+    const uint32_t tokens = one.tokens - one.first;
+    PREFIXD_TRY(rows_->Check(cache.size(), one.blocks, one.first, tokens));
+    work += uint64_t{one.queries} * tokens * n_q_heads * (rows_->key_dim() + rows_->value_dim());
     for (uint32_t first = 0; first < one.queries; first += kQueriesTogether) {
       const uint32_t n = std::min(kQueriesTogether, one.queries - first);
       for (uint32_t head = 0; head < heads; ++head) tasks.push_back({s, first, n, head});

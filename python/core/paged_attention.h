@@ -16,10 +16,10 @@
 
 namespace prefixd::python {
 
-// Tokens of one sequence, and the queries of the last `queries` of them: each sees the tokens up to
-// its own.
+// Tokens [first, tokens) of one sequence, and the queries of the last `queries` of them: each sees
+// the tokens up to its own. Those before `first` need no blocks.
 struct PagedQueries {
-  uint32_t tokens = 0, queries = 0;
+  uint32_t first = 0, tokens = 0, queries = 0;
   std::span<const int64_t> blocks;  // blocks[i] has tokens [i * block_tokens, (i + 1) * ...)
   const float* q = nullptr;         // [queries][n_q_heads][key_dim]
   float* y = nullptr;               // out: [queries][n_q_heads][value_dim]
@@ -33,7 +33,7 @@ class PagedAttention {
 
   // Attends in float32, for all sequences; n_q_heads is a multiple of the cache's heads.
   // kInvalidArgument for tables that do not cover the tokens (PagedRows::Check), and for sequences
-  // with more queries than tokens; nothing is written then. On up to `threads` threads where there
+  // with fewer tokens than queries; nothing is written then. On up to `threads` threads where there
   // is enough to do.
   Status Attend(std::span<const std::byte> cache, const LayerGeometry& layer, uint32_t n_q_heads,
                 std::span<const PagedQueries> sequences, uint32_t threads) const;

@@ -53,6 +53,12 @@ class PrefixdConnector(KVConnectorBase_V1):
                 'with "attach", kv_load_failure_policy is "fail": a request without blocks cannot be computed again '
                 "in place. One whose prefix is lost fails alone, and is computed when it comes again"
             )
+        ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        if options.own_window and ranks > 1:
+            raise InvalidArgument(
+                f"own_window is for engines of one rank, and this one has {ranks}: a session that has a part of the "
+                "heads cannot move its tokens to the store. Leave it out"
+            )
         spec = describe(vllm_config, options.weights)
         block_tokens = int(vllm_config.cache_config.block_size)
         self._daemon = Daemon(options)
@@ -64,7 +70,9 @@ class PrefixdConnector(KVConnectorBase_V1):
         self._attending: Attending | None = None
         if role == KVConnectorRole.SCHEDULER:
             if options.attach:
-                self._attaching = Attaching(options.policy or {}, options.attach_tokens, block_tokens)
+                self._attaching = Attaching(
+                    options.policy or {}, options.attach_tokens, options.own_window, block_tokens
+                )
             self._scheduler = SchedulerSide(line, spec, options, block_tokens)
             logger.info("prefixd: prompts of model %s are kept by %s", spec.name, self._daemon.address)
             if transfer.kv_load_failure_policy != "recompute" and not options.attach:
@@ -77,7 +85,7 @@ class PrefixdConnector(KVConnectorBase_V1):
             heads = (get_tensor_model_parallel_rank() * own, own)
             self._worker = WorkerSide(line, self._daemon.line(rows=True), spec, options, block_tokens, heads)
             if options.attach:
-                self._attending = Attending(line, spec, heads)
+                self._attending = Attending(line, spec, heads, options.own_window)
 
     @property
     def _in_scheduler(self) -> SchedulerSide:
@@ -120,6 +128,7 @@ class PrefixdConnector(KVConnectorBase_V1):
         message = self._in_scheduler.message(scheduler_output)
         if self._attaching is not None:
             message.attached = self._attaching.take_new()
+            self._attaching.scheduled(scheduler_output)
         return message
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

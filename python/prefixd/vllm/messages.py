@@ -44,9 +44,20 @@ class Attachment:
     prefix: str
     tokens: int  # attached, whole blocks
     prompt: int  # tokens of the request's prompt
+    known: int  # tokens of the request when it was admitted: more than the prompt's after a preemption
     policy: dict[str, Any]
     marker: int  # stands for the attached blocks in the block table, below 0
     refused: str = ""  # why the request is to fail instead
+
+    def generates(self, length: int, queries: int) -> bool:
+        """Whether the last of the request's first `length` tokens, with so many queries in this step, was
+        generated; what comes with others is a question, or is computed again."""
+        return queries == 1 and length > self.prompt
+
+    def hands_over(self, length: int, queries: int) -> bool:
+        """Whether such a step gives the session own tokens, where the engine has a window. Then all later
+        steps do, because there is nothing left to be computed again."""
+        return self.generates(length, queries) and length >= self.known
 
     def same(self, other: Attachment) -> bool:
         """Whether one session serves both."""

@@ -36,6 +36,7 @@ class Options:
     weights: str = ""  # names the weights, instead of a digest of their files
     attach: bool = False  # attend over stored prefixes where they are, instead of loading them
     attach_tokens: int = 2048  # prefixes below are loaded
+    own_window: int = 0  # own tokens of an attached request that keep blocks, when it generates; 0: all do
     policy: Mapping[str, Any] | None = None  # of attached requests that have none (docs/policy.md)
     daemon: tuple[str, ...] = ()  # further arguments of a daemon that is started
 
@@ -72,13 +73,14 @@ class Options:
             options.park_tokens,
             options.match_seconds,
             options.attach_tokens,
+            options.own_window,
             options.prefill_tokens_per_second,
         )
         above = (options.call_seconds, options.commit_seconds, options.start_seconds, options.load_mib)
         if min(least) < 0 or min(above) <= 0:
             raise InvalidArgument(
-                "min_tokens, park_tokens, attach_tokens, match_seconds and prefill_tokens_per_second are 0 or more, "
-                "call_seconds, commit_seconds, start_seconds and load_mib are above 0"
+                "min_tokens, park_tokens, attach_tokens, own_window, match_seconds and prefill_tokens_per_second are 0 "
+                "or more, call_seconds, commit_seconds, start_seconds and load_mib are above 0"
             )
         _agree(options, given)
         _check_directory(options)
@@ -122,7 +124,7 @@ def _agree(options: Options, given: Mapping[str, Any]) -> None:
             raise InvalidArgument(
                 f'"{name}" is of a daemon that the engine starts in a directory: {options.prefixd} is an address'
             )
-    for name in ("attach_tokens", "policy"):
+    for name in ("attach_tokens", "own_window", "policy"):
         if name in given and not options.attach:
             raise InvalidArgument(f'"{name}" is of attached prefixes: it needs "attach": true')
 

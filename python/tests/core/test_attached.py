@@ -71,6 +71,37 @@ def test_one_call_attends_to_a_batch(store: prefixd.Store) -> None:
             np.testing.assert_allclose(y[2], got[0], atol=2e-5)
 
 
+def test_tokens_are_handed_over(store: prefixd.Store) -> None:
+    """A session gets all own tokens but a window, several with the first step, then one with each."""
+    prompt = Prompt(1)
+    prompt.put(store)
+    order = packed(4)
+    cache = np.zeros(order.shape, np.float32)
+    own = Own(10, cache, [3, 7])
+    window = 3
+    with store.attach("m", prompt.tokens, policy=FULL) as session:
+        had = 0
+        for tokens in range(BLOCK - 2, OWN + 1):
+            q = np.random.default_rng(tokens).standard_normal((1, Q_HEADS, DIM), dtype=np.float32)
+            handed = tokens - window
+            # What was handed over before may be anybody's by now.
+            taken = had // BLOCK * BLOCK
+            if taken:
+                own.table[0] = 10**9
+            for layer in range(LAYERS):
+                batch = _core.AttachedBatch()
+                batch.add(session.core, 0, 1, tokens, own.table, False, had, handed)
+                y = np.empty((1, Q_HEADS, DIM), np.float32)
+                assert batch.attend(layer, order.rows, cache, "f32", 0.25, 0.0, (0, 0), 2, q, y) == []
+                np.testing.assert_allclose(y[0], own.want(prompt, layer, q[0], tokens), atol=2e-5)
+            had = handed
+            assert session.own_tokens == handed
+        batch = _core.AttachedBatch()
+        for rows, exact, before, after in ((1, True, 0, 1), (2, False, 0, 1), (1, False, 1, 1), (1, False, 0, OWN)):
+            with pytest.raises(prefixd.InvalidArgument, match="handed over"):
+                batch.add(session.core, 0, rows, OWN, own.table, exact, before, after)
+
+
 def test_one_that_fails_leaves_the_others(store: prefixd.Store) -> None:
     prompt = Prompt(1)
     prompt.put(store)

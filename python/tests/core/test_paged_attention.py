@@ -25,7 +25,14 @@ def widened(bits: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def reference(
-    own: Order, cache: np.ndarray, dtype: str, tokens: int, q: np.ndarray, scale: float, softcap: float
+    own: Order,
+    cache: np.ndarray,
+    dtype: str,
+    tokens: int,
+    q: np.ndarray,
+    scale: float,
+    softcap: float,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     parts = [own.read(cache, block) for block in TABLE]
     k, v = (
@@ -36,7 +43,8 @@ def reference(
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     at = tokens - len(q) + np.arange(len(q))
-    scores = np.where(np.arange(tokens) <= at[:, None, None], scores, -np.inf)
+    seen = np.arange(tokens)
+    scores = np.where((first <= seen) & (seen <= at[:, None, None]), scores, -np.inf)
     most = scores.max(-1, keepdims=True)
     weights = np.exp(scores - most)
     total = weights.sum(-1, keepdims=True)
@@ -61,6 +69,24 @@ def test_attention_is_that_of_its_definition(order: Callable[[int], Order], dtyp
             _core.attend_paged(own.rows, cache, dtype, TABLE, tokens, 0.25, softcap, threads, q, y, lse)
             np.testing.assert_allclose(y, want_y, rtol=2e-5, atol=2e-5)
             np.testing.assert_allclose(lse, want_lse, rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", [packed, hnd])
+def test_the_first_tokens_may_be_left_out(order: Callable[[int], Order], dtype: str) -> None:
+    own = order(np.dtype(DTYPES[dtype]).itemsize)
+    cache = numbers(DTYPES[dtype], own.shape)
+    cache[np.isnan(widened(cache, dtype))] = 0
+    random = np.random.default_rng(4)
+    tokens = 2 * BLOCK + 9
+    for first, n in ((1, 1), (BLOCK - 1, BLOCK), (BLOCK, 2), (BLOCK + 5, 1), (2 * BLOCK + 3, 6), (tokens - 1, 1)):
+        q = random.standard_normal((n, Q_HEADS, DIM), dtype=np.float32)
+        want_y, want_lse = reference(own, cache, dtype, tokens, q, 0.25, 0.0, first)
+        y, lse = np.empty((n, Q_HEADS, DIM), np.float32), np.empty((n, Q_HEADS), np.float32)
+        table = np.where(np.arange(len(TABLE)) < first // BLOCK, 10**9, TABLE)  # they need no blocks
+        _core.attend_paged(own.rows, cache, dtype, table, tokens, 0.25, 0.0, 1, q, y, lse, first)
+        np.testing.assert_allclose(y, want_y, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(lse, want_lse, rtol=2e-6, atol=1e-5)
 
 
 def test_many_tokens_are_shared_by_threads() -> None:
@@ -90,7 +116,7 @@ def test_what_does_not_fit_is_refused() -> None:
         attend([1], BLOCK + 1, 1)
     with pytest.raises(prefixd.InvalidArgument, match="outside"):
         attend([-1], 1, 1)
-    with pytest.raises(prefixd.InvalidArgument, match="3 queries of 2 tokens"):
+    with pytest.raises(prefixd.InvalidArgument, match="3 queries of tokens 0..2"):
         attend([1], 2, 3)
     with pytest.raises(prefixd.InvalidArgument, match="do not share"):
         attend([1], 1, 1, heads=KV_HEADS + 1)

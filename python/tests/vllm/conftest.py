@@ -195,7 +195,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stock(model: Path) -> dict[str, dict[str, Any]]:
     """What vLLM answers by itself, with room for everything."""
     prompts = PROMPTS | attached_prompts.PROMPTS
-    tokens = [ANSWER] * len(PROMPTS) + [attached_prompts.LONG_ANSWER] * len(attached_prompts.PROMPTS)
+    tokens = [ANSWER] * len(PROMPTS)
+    tokens += [attached_prompts.LONGER.get(name, attached_prompts.LONG_ANSWER) for name in attached_prompts.PROMPTS]
     answers = engines.in_a_process(
         model, list(prompts.values()), tokens, max_model_len=4096, num_gpu_blocks_override=64
     )

@@ -6,6 +6,7 @@ import importlib.metadata
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +15,8 @@ from prefixd.vllm import PrefixdConnector
 from prefixd.vllm.attached import policy
 from prefixd.vllm.attached.attending import Attending
 from prefixd.vllm.attached.scheduling import Attaching
+from prefixd.vllm.attached.spec import AttachedManager
+from prefixd.vllm.messages import Attachment
 from prefixd.vllm.options import Options
 from tests.prompts import spec
 
@@ -39,11 +42,63 @@ def test_options_are_checked() -> None:
         Options.read({"prefixd": "/d", "policy": "full"})
     with pytest.raises(InvalidArgument, match="attach_tokens"):
         Options.read({"prefixd": "/d", "attach_tokens": -1})
+    assert Options.read({"prefixd": "/d", "attach": True, "own_window": 300}).own_window == 300
+    with pytest.raises(InvalidArgument, match="own_window"):
+        Options.read({"prefixd": "/d", "attach": True, "own_window": -1})
+    with pytest.raises(InvalidArgument, match='"own_window" is of attached prefixes'):
+        Options.read({"prefixd": "/d", "own_window": 300})
+
+
+def test_a_window_fits_the_cache() -> None:
+    """A request that goes on needs its window and a block at each end of it."""
+    manager = AttachedManager.__new__(AttachedManager)
+    bound = SimpleNamespace(
+        coordinator=SimpleNamespace(single_type_managers=(manager,)), kv_cache_config=SimpleNamespace(num_blocks=7)
+    )
+    Attaching({}, 256, 4 * 128, 128).bind(cast(Any, bound))
+    assert manager.own_window == 4 * 128
+    with pytest.raises(InvalidArgument, match="at most 512"):
+        Attaching({}, 256, 4 * 128 + 1, 128).bind(cast(Any, bound))
+
+
+@pytest.mark.parametrize(
+    ("length", "queries", "generates", "hands_over"),
+    [
+        (100, 1, False, False),  # the prompt's last token alone
+        (101, 1, True, False),  # computed again, in a step that had room for no more
+        (120, 20, False, False),
+        (121, 1, True, True),
+        (150, 1, True, True),
+    ],
+)
+def test_tokens_leave_with_those_that_are_generated(
+    length: int, queries: int, generates: bool, hands_over: bool
+) -> None:
+    """A request that was preempted with 121 tokens, 100 of them its prompt's."""
+    one = Attachment("r", "p", 64, 100, 121, {}, -1)
+    assert one.generates(length, queries) == generates
+    assert one.hands_over(length, queries) == hands_over
+
+
+def test_engines_of_several_ranks_have_no_window() -> None:
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_role="kv_both",
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config={"prefixd": "/d", "attach": True, "own_window": 8},
+        ),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2),
+    )
+    with (
+        patch("prefixd.vllm.connector.KVConnectorBase_V1.__init__"),
+        pytest.raises(InvalidArgument, match="of one rank"),
+    ):
+        PrefixdConnector(cast(Any, config), cast(Any, None), cast(Any, None))
 
 
 def test_requests_that_skip_cached_tokens_are_not_attached() -> None:
     """vLLM drops what the connector answers for them, unless they are refused."""
-    side = Attaching({}, 256, 128)
+    side = Attaching({}, 256, 0, 128)
     side._blocks = 4
 
     def request(n: int) -> Any:
@@ -67,7 +122,7 @@ def test_every_rank_forgets_the_sessions_that_have_ended(rank: int, monkeypatch:
     monkeypatch.setattr("prefixd.vllm.connector.get_tensor_model_parallel_rank", lambda: rank)
     ended: Future[dict[str, Any]] = Future()
     ended.set_result({})
-    attending = Attending(cast(Any, None), spec(), (rank, 1))
+    attending = Attending(cast(Any, None), spec(), (rank, 1), 0)
     attending._reports = [ended] * 3
     connector = PrefixdConnector.__new__(PrefixdConnector)
     connector._attending = attending

@@ -20,6 +20,7 @@ from tests.vllm.engines import BLOCK, ENVIRONMENT, ROOT
 
 MODEL = ROOT / "build/models/smollm2"
 EXAMPLES = ROOT / "examples/python"
+ATTACHED = 2048  # tokens, by default: shorter prefixes are loaded
 
 
 def free_port() -> int:
@@ -29,9 +30,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(daemon: Daemon, port: int, log: Path) -> Iterator[None]:
+def serving(daemon: Daemon, port: int, log: Path, *options: str) -> Iterator[None]:
     """The example's server, without a prefix cache of its own: what is cached comes from the daemon."""
-    command = [EXAMPLES / "vllm_serve.sh", MODEL, daemon.address, "--port", str(port)]
+    command = [EXAMPLES / "vllm_serve.sh", *options, MODEL, daemon.address, "--port", str(port)]
     with log.open("ab") as out:
         server = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--no-enable-prefix-caching"],
@@ -65,14 +66,17 @@ def serving(daemon: Daemon, port: int, log: Path) -> Iterator[None]:
 def test_chats_survive_restarts_of_server_and_daemon(tmp_path: Path) -> None:
     port = free_port()
 
-    def ask(*more: str) -> tuple[int, int, str]:
-        done = subprocess.run(
+    def asked(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, EXAMPLES / "vllm_ask.py", "--url", f"http://127.0.0.1:{port}/v1", "--characters", "3000",
              "--tokens", "12", *more],
             capture_output=True,
             text=True,
             timeout=900,
         )  # fmt: skip
+
+    def ask(*more: str) -> tuple[int, int, str]:
+        done = asked(*more)
         assert done.returncode == 0, done.stderr[-4000:] + (tmp_path / "server").read_text()[-8000:]
         found = re.search(r"(\d+) tokens, (\d+) of them were cached.*\n([\s\S]*)", done.stdout)
         assert found, done.stdout
@@ -96,5 +100,21 @@ def test_chats_survive_restarts_of_server_and_daemon(tmp_path: Path) -> None:
         daemon.start()
         with serving(daemon, port, tmp_path / "server"):
             assert ask() == (tokens, whole, text)
+            # A text that is long enough to be attached, by the next server.
+            long = ("--characters", "11000")
+            tokens, cached, text = ask(*long)
+            assert tokens > ATTACHED + BLOCK and cached < ATTACHED
+            whole = (tokens - 1) // BLOCK * BLOCK
+            eventually(lambda: ask(*long)[1] == whole)
+        log = tmp_path / "attaching"
+        with serving(daemon, port, log, "--attach"):
+            everything = ("--policy", '{"mode": "full"}')
+            assert ask(*long, *everything) == (tokens, whole, text)
+            assert ask(*long)[:2] == (tokens, whole)  # by the server's policy
+            assert ask(*long, "--policy", '{"budget": 0.1}')[:2] == (tokens, whole)
+            wrong = asked(*long, "--policy", '{"budgets": 0.1}')
+            assert wrong.returncode != 0 and "budgets" in wrong.stderr
+            assert ask(*long, *everything) == (tokens, whole, text)  # the server serves on
+        assert "attached_requests" in log.read_text()
     finally:
         daemon.stop()

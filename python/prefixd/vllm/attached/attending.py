@@ -29,12 +29,17 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.prefixd")
 
 
+# Own tokens that a session keeps in memory; older ones move to the store, and are read by policy.
+OWN_MEMORY_TOKENS = 4096
+
+
 @dataclass
 class _Held:
     """A request's session, until the request ends."""
 
     attachment: Attachment
     session: Future[Session]
+    handed: int = 0  # own tokens that the session has
     failed: bool = False
 
 
@@ -47,13 +52,15 @@ class Batch:
 
 
 class Attending:
-    """One of each worker. A request whose prefix cannot be read is computed with its own tokens alone
-    until the step ends, and vLLM fails it then; the others of the batch are not concerned."""
+    """One of each worker. Own tokens of a request that generates, all but the last `own_window` (0: none), go
+    to its session. A request whose prefix cannot be read is computed with its own tokens alone until the step
+    ends, and vLLM fails it then; the others of the batch are not concerned."""
 
     current: Attending | None = None  # what the attention layers of this process call
 
-    def __init__(self, line: Line, spec: ModelSpec, heads: tuple[int, int]) -> None:
+    def __init__(self, line: Line, spec: ModelSpec, heads: tuple[int, int], own_window: int) -> None:
         self._line = line
+        self._own_window = own_window
         self._spec = spec
         self._heads = heads
         self._layers: dict[str, LayerCache] = {}
@@ -84,7 +91,8 @@ class Attending:
     def begin(self, attachments: list[Attachment]) -> None:
         for one in attachments:
             held = self._held.pop(one.request, None)
-            if held is None or not held.attachment.same(one):
+            # One that is computed again begins without the tokens that were handed over.
+            if held is None or held.handed > 0 or not held.attachment.same(one):
                 self._drop(held)
                 held = _Held(one, self._starter.submit(self._attach, one))
                 self._counts.add(attached_requests=1, attached_tokens=one.tokens)
@@ -100,6 +108,7 @@ class Attending:
                 prefix=one.prefix,
                 n_tokens=one.tokens,
                 policy=one.policy,
+                own_memory_tokens=OWN_MEMORY_TOKENS if self._own_window else 0,
                 call_timeout=self._line.seconds,
             )
         return session
@@ -144,12 +153,22 @@ class Attending:
                 session = held.session.result().core
             except PrefixdError as error:
                 self._fail(held, str(error))
-            # A token of its own behind the prompt was generated; what comes with others is a question,
-            # or is computed again.
-            alone = one.end - one.first == 1 and one.length > held.attachment.prompt
-            blocks = np.asarray(one.blocks, np.int64)
+            queries = one.end - one.first
             own = one.length - held.attachment.tokens
-            batch.core.add(None if held.failed else session, one.first, one.end - one.first, own, blocks, not alone)
+            had = held.handed
+            if self._own_window and held.attachment.hands_over(one.length, queries):
+                held.handed = max(own - self._own_window, had)
+                self._counts.add(handed_tokens=held.handed - had)
+            batch.core.add(
+                None if held.failed else session,
+                one.first,
+                queries,
+                own,
+                np.asarray(one.blocks, np.int64),
+                not held.attachment.generates(one.length, queries),
+                had,
+                held.handed,
+            )
             batch.held.append(held)
         return batch
 

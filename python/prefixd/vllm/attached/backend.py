@@ -42,7 +42,7 @@ class AttachedRow:
     first: int  # its queries are rows [first, end) of the batch
     end: int
     length: int  # tokens of the request up to the last query, attached ones too
-    blocks: np.ndarray  # of its own tokens
+    blocks: np.ndarray  # of its own tokens; those of tokens that were handed over are others' by now
 
 
 @dataclass
@@ -77,9 +77,11 @@ class AttachedBuilder(CPUAttentionMetadataBuilder):
             marker, length = int(table[i, 0]), int(lengths[i])
             table[i] = torch.roll(table[i], -markers)
             table[i, -markers:] = 0
-            lengths[i] = length - markers * self.block_size
-            blocks = table[i, : -(-int(lengths[i]) // self.block_size)].numpy().copy()
+            own = length - markers * self.block_size
+            blocks = table[i, : -(-own // self.block_size)].numpy().copy()
             rows.append(AttachedRow(marker, starts[i], starts[i + 1], length, blocks))
+            # What vLLM's kernel makes of it beside ordinary requests is replaced: the least will do.
+            lengths[i] = starts[i + 1] - starts[i]
         own = replace(common, block_table_tensor=table, seq_lens=lengths, max_seq_len=int(lengths[:n].max()))
         built = super().build(common_prefix_len, own, fast_build)
         given = {one.name: getattr(built, one.name) for one in fields(CPUAttentionMetadata)}

@@ -15,22 +15,27 @@ from prefixd.vllm.messages import Attachment
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.prefixd")
 
 
 class Attaching:
-    """`default` is the policy of requests that have none; prefixes below `least` tokens are loaded."""
+    """`default` is the policy of requests that have none; prefixes below `least` tokens are loaded; of the
+    tokens that a request computes behind its prefix the last `own_window` keep blocks (0: all do)."""
 
-    def __init__(self, default: Mapping[str, Any], least: int, block_tokens: int) -> None:
+    def __init__(self, default: Mapping[str, Any], least: int, own_window: int, block_tokens: int) -> None:
         policy.check(default, "'policy' of kv_connector_extra_config")
         self._default = default
         self._least = least
+        self._own_window = own_window
         self._block = block_tokens
         self._blocks = 0  # of the pool
         self._claims: dict[str, int] = {}
         self._wanted: dict[str, Attachment] = {}
+        self._attached: dict[str, Attachment] = {}
+        self._handing: dict[str, int] = {}  # as the manager has it
         self._new: list[Attachment] = []  # of the next step
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -41,8 +46,14 @@ class Attaching:
                 "plugin. Install the wheel, or have its directory on PYTHONPATH (and 'prefixd' in VLLM_PLUGINS, "
                 "where that is set)"
             )
-        own.claims = self._claims
+        own.claims, own.handing, own.own_window = self._claims, self._handing, self._own_window
         self._blocks = manager.kv_cache_config.num_blocks - 1  # one is the null block
+        # The window may begin and end within a block.
+        if self._own_window > (self._blocks - 2) * self._block:
+            raise InvalidArgument(
+                f"own_window is {self._own_window} tokens, and the engine's cache has {self._blocks * self._block}: "
+                f"at most {max(self._blocks - 2, 0) * self._block}, so that a request can go on"
+            )
 
     def decide(self, request: Request, computed: int, found: int, parked: bool) -> tuple[int, bool]:
         """Gets what the connector would load behind the first `computed` tokens, and returns what vLLM is
@@ -68,8 +79,12 @@ class Attaching:
         if not attached:
             return found, parked
         self._claims[name] = attached
-        self._wanted[name] = Attachment(name, "", attached, request.num_prompt_tokens, dict(own.policy), 0)
+        self._wanted[name] = self._attachment(request, attached, own.policy)
         return found, False
+
+    def _attachment(self, request: Request, tokens: int, own: Mapping[str, Any], refused: str = "") -> Attachment:
+        name, prompt, known = request.request_id, request.num_prompt_tokens, request.num_tokens
+        return Attachment(name, "", tokens, prompt, known, dict(own), 0, refused)
 
     def _whole(self, tokens: int) -> int:
         return tokens // self._block * self._block
@@ -85,22 +100,38 @@ class Attaching:
         name = request.request_id
         request.skip_reading_prefix_cache = False  # vLLM looks at it behind our answer, and would drop that
         self._claims[name] = whole
-        self._wanted[name] = Attachment(name, "", whole, request.num_prompt_tokens, {}, 0, refused=reason)
+        self._wanted[name] = self._attachment(request, whole, {}, refused=reason)
         return whole - computed, False
 
     def allocated(self, request: Request, blocks: list[int], external: int) -> Attachment | None:
         """Returns the attachment of a request that got its blocks; None: it is not attached."""
-        wanted = self._wanted.pop(request.request_id, None)
+        name = request.request_id
+        wanted = self._wanted.pop(name, None)
+        self._attached.pop(name, None)
+        self._handing.pop(name, None)
         if wanted is None or external <= 0:
             return None
         wanted.marker = blocks[0]
         self._new.append(wanted)
+        self._attached[name] = wanted
         return wanted
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        """Notes which requests hand tokens over from this step on, as their worker sees it."""
+        if self._own_window == 0:
+            return
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for name, n in output.num_scheduled_tokens.items():
+            one = self._attached.get(name)
+            if one is not None and name not in self._handing and one.hands_over(computed[name] + n, n):
+                self._handing[name] = computed[name] + n
 
     def take_new(self) -> list[Attachment]:
         taken, self._new = self._new, []
         return taken
 
     def finished(self, request: str) -> None:
-        self._claims.pop(request, None)
-        self._wanted.pop(request, None)
+        for kept in (self._claims, self._wanted, self._attached, self._handing):
+            kept.pop(request, None)

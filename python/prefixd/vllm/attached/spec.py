@@ -35,6 +35,9 @@ class AttachedManager(FullAttentionManager):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.claims: dict[str, int] = {}  # request -> its attached tokens, whole blocks
+        self.own_window = 0  # own tokens that keep blocks while a request generates; 0: all do
+        # Request -> its length behind the first step that handed tokens over; all later ones do.
+        self.handing: dict[str, int] = {}
         self._skipped = 0  # of the request that is asked for just now
         self._markers: dict[str, int] = {}  # of the requests that have blocks
         self._unused: list[int] = []
@@ -117,6 +120,24 @@ class AttachedManager(FullAttentionManager):
         request gets them."""
         if request.request_id not in self._markers:
             super().cache_blocks(request, num_tokens, retention_interval, replay_boundaries=replay_boundaries)
+
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Gives back the blocks of tokens that the request's session has: all but the last `own_window` of those that
+        were computed in steps that have ended."""
+        super().remove_skipped_blocks(request_id, processed_computed_tokens, num_prompt_tokens)
+        begun = self.handing.get(request_id)
+        if begun is None or processed_computed_tokens < begun or request_id not in self._markers:
+            return
+        blocks, freed = self.req_to_blocks[request_id], []
+        end = min((processed_computed_tokens - self.own_window) // self.block_size, len(blocks))
+        for i in range(end - 1, -1, -1):
+            if blocks[i].block_id < 0:
+                break
+            freed.append(blocks[i])
+            blocks[i] = blocks[0]
+        self.block_pool.free_blocks(freed)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         if (number := self._markers.pop(request_id, None)) is not None:
