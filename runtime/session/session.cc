@@ -157,6 +157,17 @@ Result<std::shared_ptr<SessionPlan>> SessionImpl::PlanWith(const SessionPlan& li
 Result<bool> SessionImpl::Adopt(const Plan& expected, Plan plan,
                                 const std::vector<storage::ReadStats>& reads,
                                 const std::function<Result<bool>()>& change) {
+  // What there may be no memory for is made before anything changes.
+  std::vector<std::set<EstimatorVariant>> kept(plan->heads.size());
+  for (size_t head = 0; head < kept.size(); ++head) {
+    kept[head].insert(plan->heads[head].reads().Kept());
+  }
+  std::shared_ptr<AdaptiveBudget> adaptive;
+  if (plan->policy.adaptive && !plan->heads.empty()) {
+    std::vector<uint32_t> k;
+    for (const HeadPlan& head : plan->heads) k.push_back(head.k);
+    adaptive = std::make_shared<AdaptiveBudget>(std::move(k), plan->prefix->partition().mid.size());
+  }
   Plan last;  // destroyed after the lock
   {
     std::lock_guard lock(mutex_);
@@ -167,17 +178,11 @@ Result<bool> SessionImpl::Adopt(const Plan& expected, Plan plan,
       if (!changed) return false;
     }
     last = std::exchange(plan_, std::move(plan));
-    adaptive_.reset();
-    if (plan_->policy.adaptive && !plan_->heads.empty()) {
-      std::vector<uint32_t> k;
-      for (const HeadPlan& head : plan_->heads) k.push_back(head.k);
-      adaptive_ =
-          std::make_shared<AdaptiveBudget>(std::move(k), plan_->prefix->partition().mid.size());
-    }
+    adaptive_.swap(adaptive);
     AddReads(reads);
     for (size_t head = 0; head < plan_->heads.size(); ++head) {
       const HeadPlan& of = plan_->heads[head];
-      ChargeSummary(head, of.reads(), of.summary.get());
+      ChargeSummary(head, of.reads(), of.summary.get(), kept[head]);
     }
   }
   if (last) EndPrefetch(*last);
@@ -227,11 +232,10 @@ void SessionImpl::AddReads(const std::vector<storage::ReadStats>& reads) {
 }
 
 void SessionImpl::ChargeSummary(size_t head, const EstimatorVariant& estimator,
-                                const KeptSummary* summary) {
-  if (estimator.kind == EstimatorKind::kNone || plan_->prefix->partition().mid.size() == 0 ||
-      !charged_[head].insert(estimator.Kept()).second) {
-    return;
-  }
+                                const KeptSummary* summary, std::set<EstimatorVariant>& kept) {
+  if (estimator.kind == EstimatorKind::kNone || plan_->prefix->partition().mid.size() == 0) return;
+  charged_[head].merge(kept);
+  if (!kept.empty()) return;  // it was charged before
   ++charged_count_;
   const RowShape row = plan_->prefix->row(head);
   const double row_bytes = storage::MeanRowBytes(plan_->prefix->stored().parts(), row);

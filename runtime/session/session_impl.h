@@ -153,8 +153,9 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   // Does what Persist does.
   Result<PutResult> Store(std::span<const uint32_t> tokens, const PersistSpec& spec);
   // Charges once per head and estimator; mutex_ is held. summary: what is charged; null: nothing is
-  // kept for the head.
-  void ChargeSummary(size_t head, const EstimatorVariant& estimator, const KeptSummary* summary);
+  // kept for the head. kept: the estimator's Kept() alone, so that nothing is allocated.
+  void ChargeSummary(size_t head, const EstimatorVariant& estimator, const KeptSummary* summary,
+                     std::set<EstimatorVariant>& kept);
   void Leave();  // gives up its place in SessionServices::open, once
   // Counts what the session keeps, with what its policy lists; mutex_ is held.
   Status TakeMemory(const StepPolicy& policy);

@@ -267,12 +267,13 @@ Result<std::vector<std::byte>> SessionImpl::SummaryBytes(uint32_t layer, uint32_
   std::vector<storage::ReadStats> reads(plan->prefix->heads());
   const EstimatorVariant wanted = variant.Kept();
   auto summaries = plan->prefix->Summaries({{wanted, {head}}}, WorkPriority::kStep, &reads);
+  std::set<EstimatorVariant> charged{wanted};
   std::lock_guard lock(mutex_);
   AddReads(reads);
   if (!summaries.ok()) return std::move(summaries).error();
   const KeptSummary& kept = *summaries->at(wanted).at(head);
   if (plan_) {
-    ChargeSummary(head, variant, &kept);
+    ChargeSummary(head, variant, &kept, charged);
     PREFIXD_TRY(TakeMemory(plan_->policy));
   }
   const EstimatorSummary& summary = kept.summary;

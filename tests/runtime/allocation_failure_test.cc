@@ -56,7 +56,21 @@ class AllocationFailureTest : public RuntimeTest {
     for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
       PREFIXD_TRY(session->Step(l, prompt_.Q(l, prompt_.n_tokens - 1, 1), y_, lse_, nullptr));
     }
+    PREFIXD_TRY(ChangePolicy(*session));
     return TakeOwnTokens(*session);
+  }
+
+  // The session has the policy that a call answered for.
+  Status ChangePolicy(Session& session) {
+    StepPolicy other = policy_;
+    other.k = *policy_.k - 5;
+    other.adaptive = true;
+    const Status status = Try([&] { return session.SetPolicy(other); });
+    PREFIXD_TRY(Try([&]() -> Status {
+      EXPECT_EQ(session.policy().k, status.ok() ? other.k : policy_.k);
+      return {};
+    }));
+    return status;
   }
 
   // A call that fails has appended nothing, and what there is stays as it was.
