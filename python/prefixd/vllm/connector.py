@@ -85,7 +85,7 @@ class PrefixdConnector(KVConnectorBase_V1):
             heads = (get_tensor_model_parallel_rank() * own, own)
             self._worker = WorkerSide(line, self._daemon.line(rows=True), spec, options, block_tokens, heads)
             if options.attach:
-                self._attending = Attending(line, spec, heads, options.own_window)
+                self._attending = Attending(line, spec, heads, options.own_window, options.own_memory_tokens)
 
     @property
     def _in_scheduler(self) -> SchedulerSide:

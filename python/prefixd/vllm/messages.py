@@ -36,6 +36,10 @@ class Save:
     computed: int = 0  # with it: the prompt's tokens whose rows were there before this step
 
 
+# Longer than any request (Attachment.known): it hands nothing over.
+NEVER = 1 << 62
+
+
 @dataclass
 class Attachment:
     """The request attends over the first tokens of a stored prefix where they are; they have no blocks."""

@@ -37,6 +37,7 @@ class Options:
     attach: bool = False  # attend over stored prefixes where they are, instead of loading them
     attach_tokens: int = 2048  # prefixes below are loaded
     own_window: int = 0  # own tokens of an attached request that keep blocks, when it generates; 0: all do
+    own_memory_tokens: int = 4096  # of those that lost their blocks stay in the daemon's memory
     policy: Mapping[str, Any] | None = None  # of attached requests that have none (docs/policy.md)
     daemon: tuple[str, ...] = ()  # further arguments of a daemon that is started
 
@@ -77,6 +78,8 @@ class Options:
             options.prefill_tokens_per_second,
         )
         above = (options.call_seconds, options.commit_seconds, options.start_seconds, options.load_mib)
+        if options.own_memory_tokens < 256:
+            raise InvalidArgument(f"own_memory_tokens is 256 or more, not {options.own_memory_tokens}")
         if min(least) < 0 or min(above) <= 0:
             raise InvalidArgument(
                 "min_tokens, park_tokens, attach_tokens, own_window, match_seconds and prefill_tokens_per_second are 0 "
@@ -127,6 +130,8 @@ def _agree(options: Options, given: Mapping[str, Any]) -> None:
     for name in ("attach_tokens", "own_window", "policy"):
         if name in given and not options.attach:
             raise InvalidArgument(f'"{name}" is of attached prefixes: it needs "attach": true')
+    if "own_memory_tokens" in given and not options.own_window:
+        raise InvalidArgument('"own_memory_tokens" is of tokens that lose their blocks: it needs "own_window"')
 
 
 def check_role(role: str | None) -> None:

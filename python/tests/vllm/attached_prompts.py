@@ -12,4 +12,4 @@ PROMPTS["ordinary"] = engines.text(33000, 300)
 PROMPTS["short"] = engines.text(34000, 3 * BLOCK + 10)  # of a prefix that is too short
 LONG_ANSWER = 100
 # Answers that are longer than the cache of test_own_window.py.
-LONGER = {"b3": 1200, "c0": 700}
+LONGER = {"b3": 1200, "c0": 700, "ordinary": 400}

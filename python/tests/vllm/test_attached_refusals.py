@@ -9,6 +9,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from prefixd.errors import InvalidArgument
 from prefixd.vllm import PrefixdConnector
@@ -47,6 +48,10 @@ def test_options_are_checked() -> None:
         Options.read({"prefixd": "/d", "attach": True, "own_window": -1})
     with pytest.raises(InvalidArgument, match='"own_window" is of attached prefixes'):
         Options.read({"prefixd": "/d", "own_window": 300})
+    with pytest.raises(InvalidArgument, match='it needs "own_window"'):
+        Options.read({"prefixd": "/d", "attach": True, "own_memory_tokens": 300})
+    with pytest.raises(InvalidArgument, match="256 or more"):
+        Options.read({"prefixd": "/d", "attach": True, "own_window": 300, "own_memory_tokens": 255})
 
 
 def test_a_window_fits_the_cache() -> None:
@@ -80,6 +85,84 @@ def test_tokens_leave_with_those_that_are_generated(
     assert one.hands_over(length, queries) == hands_over
 
 
+class Pool:
+    def __init__(self) -> None:
+        self.freed: list[int] = []
+
+    def free_blocks(self, blocks: list[Any]) -> None:
+        self.freed += [block.block_id for block in blocks]
+
+
+def step(computed: int, queries: int = 1) -> Any:
+    cached = SimpleNamespace(req_ids=["r"], num_computed_tokens=[computed])
+    return SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={"r": queries}
+    )
+
+
+def admitted(side: Attaching, manager: AttachedManager, resumable: bool = False) -> None:
+    """Request "r": 256 attached tokens, a prompt of 600, nothing generated yet."""
+    request: Any = SimpleNamespace(
+        request_id="r", num_tokens=600, num_prompt_tokens=600, kv_transfer_params=None, resumable=resumable,
+        skip_reading_prefix_cache=False,
+    )  # fmt: skip
+    assert side.decide(request, 0, 256, False) == (256, False)
+    assert side.allocated(request, [-1], 256) is not None
+    blocks = [KVCacheBlock(block_id=-1, is_null=True)] * 2 + [KVCacheBlock(block_id=10 + i) for i in range(4)]
+    manager.req_to_blocks = {"r": blocks}
+    manager._markers = {"r": 1}
+
+
+def windowed() -> tuple[Attaching, AttachedManager, Pool]:
+    manager, pool = AttachedManager.__new__(AttachedManager), Pool()
+    manager.block_size, manager._skipped = 128, 0
+    manager.block_pool = cast(Any, pool)
+    side = Attaching({}, 256, 100, 128)
+    side.bind(
+        cast(
+            Any,
+            SimpleNamespace(
+                coordinator=SimpleNamespace(single_type_managers=(manager,)),
+                kv_cache_config=SimpleNamespace(num_blocks=20),
+            ),
+        )
+    )
+    return side, manager, pool
+
+
+def test_blocks_are_given_back_behind_the_step_that_handed_their_tokens_over() -> None:
+    side, manager, pool = windowed()
+    admitted(side, manager)
+    side.scheduled(step(256, 344))  # the question
+    manager.remove_skipped_blocks("r", 600)
+    assert pool.freed == []
+    side.scheduled(step(600))  # the first generated token, at position 600: 501 tokens before the window
+    manager.remove_skipped_blocks("r", 600)  # that step is under way
+    assert pool.freed == []
+    side.scheduled(step(601))
+    manager.remove_skipped_blocks("r", 601)
+    assert pool.freed == [10]  # of tokens 256 to 383; the next one has 384 to 511, and 501 and on are wanted
+    manager.remove_skipped_blocks("r", 611)
+    assert pool.freed == [10]
+    manager.remove_skipped_blocks("r", 612)
+    assert pool.freed == [10, 11]
+    assert [block.block_id for block in manager.req_to_blocks["r"]] == [-1] * 4 + [12, 13]
+    # A preempted request begins again.
+    admitted(side, manager)
+    manager.remove_skipped_blocks("r", 700)
+    assert pool.freed == [10, 11]
+    side.finished("r")
+    assert manager.handing == {}
+
+
+def test_sessions_that_get_more_input_keep_their_blocks() -> None:
+    side, manager, pool = windowed()
+    admitted(side, manager, resumable=True)
+    side.scheduled(step(600))
+    manager.remove_skipped_blocks("r", 700)
+    assert pool.freed == []
+
+
 def test_engines_of_several_ranks_have_no_window() -> None:
     config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
@@ -103,8 +186,9 @@ def test_requests_that_skip_cached_tokens_are_not_attached() -> None:
 
     def request(n: int) -> Any:
         return SimpleNamespace(
-            request_id="r", num_tokens=n, num_prompt_tokens=n, kv_transfer_params=None, skip_reading_prefix_cache=True
-        )
+            request_id="r", num_tokens=n, num_prompt_tokens=n, kv_transfer_params=None, skip_reading_prefix_cache=True,
+            resumable=False,
+        )  # fmt: skip
 
     fits, huge = request(400), request(600)
     assert side.decide(fits, 0, 384, False) == (384, False)
@@ -122,7 +206,7 @@ def test_every_rank_forgets_the_sessions_that_have_ended(rank: int, monkeypatch:
     monkeypatch.setattr("prefixd.vllm.connector.get_tensor_model_parallel_rank", lambda: rank)
     ended: Future[dict[str, Any]] = Future()
     ended.set_result({})
-    attending = Attending(cast(Any, None), spec(), (rank, 1), 0)
+    attending = Attending(cast(Any, None), spec(), (rank, 1), 0, 0)
     attending._reports = [ended] * 3
     connector = PrefixdConnector.__new__(PrefixdConnector)
     connector._attending = attending

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.prefixd")
 
 
-# Own tokens that a session keeps in memory; older ones move to the store, and are read by policy.
-OWN_MEMORY_TOKENS = 4096
-
-
 @dataclass
 class _Held:
     """A request's session, until the request ends."""
@@ -53,14 +49,18 @@ class Batch:
 
 class Attending:
     """One of each worker. Own tokens of a request that generates, all but the last `own_window` (0: none), go
-    to its session. A request whose prefix cannot be read is computed with its own tokens alone until the step
-    ends, and vLLM fails it then; the others of the batch are not concerned."""
+    to its session, which keeps `own_memory_tokens` of them in memory. A request whose prefix cannot be read is
+    computed with its own tokens alone until the step ends, and vLLM fails it then; the others of the batch are not
+    concerned."""
 
     current: Attending | None = None  # what the attention layers of this process call
 
-    def __init__(self, line: Line, spec: ModelSpec, heads: tuple[int, int], own_window: int) -> None:
+    def __init__(
+        self, line: Line, spec: ModelSpec, heads: tuple[int, int], own_window: int, own_memory_tokens: int
+    ) -> None:
         self._line = line
         self._own_window = own_window
+        self._own_memory_tokens = own_memory_tokens if own_window else 0
         self._spec = spec
         self._heads = heads
         self._layers: dict[str, LayerCache] = {}
@@ -108,7 +108,7 @@ class Attending:
                 prefix=one.prefix,
                 n_tokens=one.tokens,
                 policy=one.policy,
-                own_memory_tokens=OWN_MEMORY_TOKENS if self._own_window else 0,
+                own_memory_tokens=self._own_memory_tokens,
                 call_timeout=self._line.seconds,
             )
         return session
@@ -159,6 +159,9 @@ class Attending:
             if self._own_window and held.attachment.hands_over(one.length, queries):
                 held.handed = max(own - self._own_window, had)
                 self._counts.add(handed_tokens=held.handed - had)
+            if had and held.handed == had:  # the session's part and the blocks' would not fit together
+                self._fail(held, "it went on without its newest token alone, behind tokens that were handed over")
+                had = held.handed = 0
             batch.core.add(
                 None if held.failed else session,
                 one.first,

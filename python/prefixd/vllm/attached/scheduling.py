@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from prefixd.errors import FailedPrecondition, InvalidArgument
 from prefixd.vllm.attached import policy
 from prefixd.vllm.attached.spec import AttachedManager
-from prefixd.vllm.messages import Attachment
+from prefixd.vllm.messages import NEVER, Attachment
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -83,7 +83,9 @@ class Attaching:
         return found, False
 
     def _attachment(self, request: Request, tokens: int, own: Mapping[str, Any], refused: str = "") -> Attachment:
-        name, prompt, known = request.request_id, request.num_prompt_tokens, request.num_tokens
+        name, prompt = request.request_id, request.num_prompt_tokens
+        # What a session's next input makes of handed-over tokens was not tried: all of it keeps its blocks.
+        known = NEVER if request.resumable else request.num_tokens
         return Attachment(name, "", tokens, prompt, known, dict(own), 0, refused)
 
     def _whole(self, tokens: int) -> int:
