@@ -12,6 +12,13 @@
 
 namespace prefixd {
 
+namespace {
+
+// What works longer leaves its core to whoever wakes.
+constexpr std::chrono::milliseconds kLong{1};
+
+}  // namespace
+
 bool StepQueue::Related(const Call& a, const Call& b) {
   auto of_a = a.keys.begin(), of_b = b.keys.begin();
   while (of_a != a.keys.end() && of_b != b.keys.end()) {
@@ -166,13 +173,20 @@ std::chrono::milliseconds StepQueue::Slice() const {
 StepQueue::Stint::Stint(Service& service)
     : service_(service), since_(std::chrono::steady_clock::now()) {
   StepQueue& queue = service_.queue_;
-  std::lock_guard lock(queue.mutex_);
-  after_ = queue.stints_;
-  if (after_ != nullptr) after_->before_ = this;
-  queue.stints_ = this;
+  bool crowd = false;
+  {
+    std::lock_guard lock(queue.mutex_);
+    after_ = queue.stints_;
+    if (after_ != nullptr) after_->before_ = this;
+    queue.stints_ = this;
+    const Call& call = service_.call_;
+    crowd = call.of->waiting.size() + call.of->running.size() > 1 || call.leads.size() > 1;
+  }
+  if (crowd) long_turn_.Begin();
 }
 
 bool StepQueue::Stint::GoesOn() {
+  if (std::chrono::steady_clock::now() - started_ > kLong) long_turn_.Begin();
   if (service_.contended()) {
     StepQueue& queue = service_.queue_;
     std::lock_guard lock(queue.mutex_);
@@ -184,6 +198,7 @@ bool StepQueue::Stint::GoesOn() {
 
 void StepQueue::Stint::End(size_t tasks) {
   if (!std::exchange(begun_, false)) return;
+  long_turn_.End();
   const auto now = std::chrono::steady_clock::now();
   StepQueue& queue = service_.queue_;
   std::lock_guard lock(queue.mutex_);

@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/long_turn.h"
 #include "runtime/step/step.h"
 
 namespace prefixd {
@@ -74,7 +75,8 @@ class StepQueue {
     Call& call_;
   };
   // A thread's work on some of a call's tasks, charged for by the clock: as it goes, so that what
-  // takes long is known before it ends.
+  // takes long is known before it ends. Where the tenant has other calls, too, or it takes long,
+  // the thread leaves its core to whoever wakes: to another tenant's call, to the client of one.
   class Stint final : public StepTurn {
    public:
     explicit Stint(Service& service);
@@ -92,6 +94,8 @@ class StepQueue {
     std::chrono::steady_clock::time_point since_;  // not charged for
     bool begun_ = true;
     Stint *before_ = nullptr, *after_ = nullptr;  // of those of all calls
+    const std::chrono::steady_clock::time_point started_ = since_;
+    LongTurn long_turn_;
   };
   // Runs the tasks in any order, and charges for them as they end. Returns when all have ended, or
   // when they have stopped and no thread works on them any more. Does not throw.
