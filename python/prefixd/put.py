@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefixd import _core, arrays
 from prefixd.deadline import deadline
-from prefixd.errors import FailedPrecondition
+from prefixd.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,11 +137,18 @@ class Put:
 
         return self._submit(call, self._call_timeout)
 
-    def write_queries(self, layer: int, first: int, q: Array) -> Future[None]:
-        """Writes the prefill's own queries [n][n_q_heads][key_dim]; this is optional. The store
-        keeps a sample of them to choose and measure estimators per head."""
+    def write_queries(self, layer: int, first: int | Sequence[int], q: Array) -> Future[None]:
+        """Writes the prefill's own queries [n][n_q_heads][key_dim], of tokens [first, first + n), or of the
+        tokens that `first` lists. This is optional: the store keeps a sample of them, by which it chooses
+        estimators per head and tunes the search."""
         queries = arrays.as_float32(q)
-        return self._submit(lambda: self.core.write_queries(layer, first, queries), self._call_timeout)
+        runs = [(first, queries)] if isinstance(first, int) else _runs(first, queries)
+
+        def call() -> None:
+            for begin, some in runs:
+                self.core.write_queries(layer, begin, some)
+
+        return self._submit(call, self._call_timeout)
 
     def commit(self, timeout: float | None = None) -> Future[PutResult]:
         """Makes the prompt durable and visible when the future is done; summaries and indexes
@@ -188,3 +195,11 @@ class Put:
             self.abort()
             assert self._failed is not None
             raise self._failed
+
+
+def _runs(tokens: Sequence[int], queries: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Cuts queries of ascending tokens into runs that follow one another."""
+    if len(tokens) != len(queries):
+        raise InvalidArgument(f"there are queries of {len(queries)} tokens, and {len(tokens)} tokens are named")
+    edges = [0, *(i for i in range(1, len(tokens)) if tokens[i] != tokens[i - 1] + 1), len(tokens)]
+    return [(tokens[a], queries[a:b]) for a, b in zip(edges, edges[1:], strict=False) if a < b]

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from vllm.logger import init_logger
 
 from prefixd.errors import NotFound, PrefixdError, Unavailable
@@ -15,6 +16,7 @@ from prefixd.model import ModelSpec
 from prefixd.put import Put, PutResult
 from prefixd.vllm.layout import LayerCache
 from prefixd.vllm.messages import Save
+from prefixd.vllm.queries import sample
 from prefixd.vllm.reach import Line
 
 logger = init_logger("vllm.prefixd")
@@ -45,6 +47,8 @@ class Recorder:
         self._how = how
         self._tokens = save.tokens
         self._computed = save.computed
+        self.sampled = sample(len(save.tokens), save.computed)  # tokens whose queries are wanted
+        self._queries: dict[str, tuple[list[int], np.ndarray]] = {}  # by layer, of this step
         self._begun: Future[Put | None] = how.starter.submit(self._begin)
         self._writes: list[Future[None]] = []
         self._end = 0  # behind the last token of which rows are written
@@ -95,8 +99,13 @@ class Recorder:
     def _say(self, error: PrefixdError) -> None:
         logger.warning("prefixd: a prompt is not stored: %s", error)
 
-    def write(self, layer: LayerCache, save: Save) -> None:
+    def take_queries(self, layer: str, tokens: list[int], q: torch.Tensor) -> None:
+        """Keeps queries of some of the prompt's tokens until the layer is written."""
+        self._queries[layer] = (tokens, q.numpy())
+
+    def write(self, name: str, layer: LayerCache, save: Save) -> None:
         """Hands over what this step has put into the blocks of one layer, and what was there before."""
+        queries = self._queries.pop(name, None)
         put = self._put()
         if put is None:
             return
@@ -107,6 +116,10 @@ class Recorder:
         try:
             table = np.asarray(save.blocks, np.int64)
             self._writes.append(put.write_blocks(layer.index, first, save.end - first, layer.rows, layer.cache, table))
+            if queries is not None:
+                tokens, q = queries
+                stored = sum(token < put.missing.start for token in tokens)
+                put.write_queries(layer.index, tokens[stored:], q[stored:])
         except PrefixdError as error:
             self._failed(error, time.monotonic() - waited)
 

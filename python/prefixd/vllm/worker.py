@@ -20,6 +20,7 @@ from prefixd.session import Session
 from prefixd.vllm.layout import LayerCache, layer_caches
 from prefixd.vllm.messages import Load, StepMessage, WorkerNote
 from prefixd.vllm.options import Options
+from prefixd.vllm.queries import Queries
 from prefixd.vllm.reach import Line
 from prefixd.vllm.recorder import Recorder, Recording
 from prefixd.vllm.stats import Counts
@@ -92,6 +93,7 @@ class WorkerSide:
         self._counts = Counts()
         self._noted = WorkerNote()
         self._was_away = False
+        self._queries = Queries(block_tokens)
 
     def register(self, caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> None:
         """Learns the cache; `layers` are vLLM's attention layers by name, in order."""
@@ -123,6 +125,8 @@ class WorkerSide:
                 if old := self._recorders.pop(save.request, None):
                     old.abort()
                 self._recorders[save.request] = Recorder(self._recording, save)
+        of = self._recorders
+        self._queries.begin([(of[save.request], save) for save in message.saves if save.request in of])
 
     def start_loads(self) -> None:
         self._invalid.update(self._message.wrong)
@@ -191,7 +195,7 @@ class WorkerSide:
         started = time.perf_counter()
         for save in self._message.saves:
             if recorder := self._recorders.get(save.request):
-                recorder.write(self._layers[name], save)
+                recorder.write(name, self._layers[name], save)
         self._counts.add(save_seconds=time.perf_counter() - started)
 
     def settle(self) -> None:
@@ -239,6 +243,7 @@ class WorkerSide:
         return None if note == told == WorkerNote() else note
 
     def close(self) -> None:
+        self._queries.close()
         for recorder in self._recorders.values():
             recorder.abort()
         for recorder in self._committing:

@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from prefixd.errors import FailedPrecondition
 from prefixd.vllm.attached.attending import Attending, Batch
 from prefixd.vllm.attached.spec import AttachedSpec
+from prefixd.vllm.queries import Queries
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -106,6 +107,9 @@ class AttachedImpl(CPUAttentionBackendImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         attached = getattr(attn_metadata, "attached", None)
+        if attn_metadata is not None and (queries := Queries.current) is not None:
+            n = attn_metadata.num_actual_tokens
+            queries.take(layer.layer_name, query[:n].view(n, self.num_heads, self.head_size), attn_metadata)
         if attached is None or attached.ordinary:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
         if attached is not None and attn_metadata is not None:
