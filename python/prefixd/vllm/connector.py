@@ -151,8 +151,16 @@ class PrefixdConnector(KVConnectorBase_V1):
     # ---- a worker's process ----
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        from prefixd.vllm.attached.backend import AttachedImpl
+
         layers = self._vllm_config.compilation_config.static_forward_context
         self._in_worker.register(kv_caches, layers)
+        if self._in_worker.stores and not all(isinstance(layers[name].impl, AttachedImpl) for name in kv_caches):
+            logger.warning(
+                "prefixd: prompts are stored without queries, and read worse under a budget, because vLLM has not "
+                "loaded prefixd's plugin: install the wheel, or put its directory on PYTHONPATH (and 'prefixd' in "
+                "VLLM_PLUGINS, where that is set)"
+            )
         if self._attending is not None:
             self._attending.register(self._in_worker.layers, layers)
 

@@ -93,6 +93,7 @@ class WorkerSide:
         self._counts = Counts()
         self._noted = WorkerNote()
         self._was_away = False
+        self._stores = options.store
         self._queries = Queries(block_tokens)
 
     def register(self, caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> None:
@@ -111,6 +112,10 @@ class WorkerSide:
                     f"{own.scale} and {own.softcap}: this family was not tried with the connector"
                 )
         self._layers = layer_caches({name: i for i, name in enumerate(caches)}, caches, layers)
+
+    @property
+    def stores(self) -> bool:
+        return self._stores
 
     @property
     def layers(self) -> dict[str, LayerCache]:

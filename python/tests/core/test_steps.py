@@ -78,6 +78,31 @@ def test_the_choice_leaves_the_last_token_to_selection(tmp_path: Path, queries: 
             assert total["retrieved_tokens"] == k * KV_HEADS, tokens
 
 
+def test_queries_may_be_of_tokens_that_do_not_follow_one_another(tmp_path: Path) -> None:
+    prompt = Prompt(tokens=1400)
+    choices = []
+    for listed in (False, True):
+        with prefixd.open(tmp_path / str(listed), **SMALL) as store:
+            store.register_model(spec())
+            with store.begin_put("m", prompt.tokens) as put:
+                for layer in range(LAYERS):
+                    put.write(layer, 0, prompt.k[layer], prompt.v[layer])
+                    if listed:
+                        put.write_queries(layer, [1200, 1390, 1391], prompt.q)
+                    else:
+                        put.write_queries(layer, 1390, prompt.q[1:])
+                        put.write_queries(layer, 1200, prompt.q[:1])
+            store.wait_ready(put.result().prefix)
+            choices.append(store.prefix(put.result().prefix)["choices"])
+    assert choices[0]
+    assert choices[0] == choices[1]
+    with prefixd.open(tmp_path / "True", **SMALL) as store:
+        put = store.begin_put("m", prompt.tokens[:100])
+        with pytest.raises(prefixd.InvalidArgument, match="queries of 3 tokens, and 2 tokens"):
+            put.write_queries(0, [80, 81], prompt.q)
+        put.abort()
+
+
 def test_a_budget_is_spread_or_divided_evenly(store: prefixd.Store) -> None:
     prompt = Prompt(tokens=1400)
     prompt.k[:, :, 0] *= 3  # one head of two attends to few tokens
