@@ -22,6 +22,14 @@ USABLE = POOL - 1
 
 
 @pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One that has no longer prefixes, of which less would be handed over."""
+    own = Daemon(tmp_path_factory.mktemp("kv"))
+    yield own
+    own.stop()
+
+
+@pytest.fixture(scope="module")
 def attached(stock: Any, daemon: Daemon, model: Path) -> Iterator[Attached]:
     del stock
     prefixes = {name: PREFIXES[name] for name in ("b", "c")}
