@@ -200,7 +200,7 @@ struct Decoder {
     std::string name;
     Read(j, at, name);
     for (auto state : {IngestState::kPending, IngestState::kRunning, IngestState::kReady,
-                       IngestState::kFailed}) {
+                       IngestState::kFailed, IngestState::kDeferred}) {
       if (IngestStateName(state) == name) return void(x = state);
     }
     Fail(at, "an ingest state");

@@ -12,6 +12,8 @@ std::string_view IngestStateName(IngestState state) {
       return "ready";
     case IngestState::kFailed:
       return "failed";
+    case IngestState::kDeferred:
+      return "deferred";
   }
   return "pending";
 }

@@ -134,13 +134,16 @@ class LmCache(Side):
 
 class Prefixd(Side):
     name = "prefixd"
+    # As the connector starts a daemon for an engine that loads and does not attach.
+    options: tuple[str, ...] = ("--defer-ingest",)
 
     def prepare(self) -> None:
         self.environment = {"PYTHONPATH": str(ROOT / "python")}
         self.socket = self.folder.parent / "prefixd.sock"
         read, write = os.pipe()
         self.start([self.args.build / "bin/prefixd", "--dir", self.folder, "--socket", self.socket, "--min-free-mib", 0,
-                    "--memory", f"{self.args.memory_gib}GiB", "--ready-fd", write], pass_fds=[write])
+                    "--memory", f"{self.args.memory_gib}GiB", "--ready-fd", write,
+                    *self.options], pass_fds=[write])
         os.close(write)
         with os.fdopen(read) as ready:
             if not ready.read().startswith("prefixd ready"):
@@ -154,7 +157,12 @@ class Prefixd(Side):
                                               "compute_when_faster": False}}
 
 
-SIDES = {"vllm": Side, "example": Example, "lmcache": LmCache, "prefixd": Prefixd}
+class Ingesting(Prefixd):
+    name = "prefixd, ingesting"
+    options = ()
+
+
+SIDES = {"vllm": Side, "example": Example, "lmcache": LmCache, "prefixd": Prefixd, "ingesting": Ingesting}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@
 namespace prefixd {
 
 // The state of a prefix's blobs, which ingest makes after the commit; rows are durable already.
-enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed };
+// kDeferred: nothing has asked for them (RuntimeOptions::defer_ingest).
+enum class IngestState : uint8_t { kPending, kRunning, kReady, kFailed, kDeferred };
 std::string_view IngestStateName(IngestState state);
 
 struct EstimatorError {

@@ -75,9 +75,13 @@ struct RuntimeOptions {
   // computed on the CPU, none on CUDA.
   std::string phi_features = "auto";
   uint32_t clusters = 32;  // per segment and head, for estimators that use clusters
+  // Ingest and what follows it begin when a session attaches that reads less than everything, or
+  // somebody waits for the prefix to be ready; false: behind each put. For engines that only bring
+  // rows back, to which codes, summaries and reclustered rows are work and writes for nothing.
+  bool defer_ingest = false;
   // How much of a core ingest and rewriting take, all together, while others want the cores and
   // nobody waits for them, in per cent. 100: what the scheduler gives them.
-  uint32_t busy_percent = 10;
+  uint32_t busy_percent = 3;
   uint32_t query_samples = 32;  // per layer, stored from the last quarter of a prefill
   std::vector<double> choice_budgets = {0.005, 0.01, 0.02, 0.03, 0.05, 0.1};
   bool build_codes = true;  // compact codes for segments of at least codes_min_tokens

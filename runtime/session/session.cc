@@ -79,6 +79,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   session->info_.estimator = plan->estimator;
   session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
   PREFIXD_TRY(session->Adopt(nullptr, std::move(plan), reads));
+  if (start.policy.mode != StepMode::kFull) s.store.derive(stored.chain);
   session->info_.attach_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start.begun).count();
   return std::shared_ptr<Session>(std::move(session));
@@ -131,8 +132,11 @@ Status SessionImpl::SetPolicy(const StepPolicy& policy) {
     auto replacement = PlanWith(*old, old->prefix, policy, old->moved, &reads);
     if (replacement.ok()) {
       PREFIXD_ASSIGN(const bool adopted, Adopt(old, *std::move(replacement), reads));
-      if (adopted) return {};
-      continue;
+      if (!adopted) continue;
+      if (policy.mode != StepMode::kFull) {
+        services_->store.derive(old->prefix->stored().info().chain);
+      }
+      return {};
     }
     std::lock_guard lock(mutex_);
     AddReads(reads);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "base/opened_here.h"
 #include "prefixd/attach.h"
@@ -37,6 +38,8 @@ struct SessionStore {
   // for what is derived of it (kCancelled when told is false); its end.
   std::function<Result<std::unique_ptr<PutStream>>(const PutSpec&)> begin_live_put;
   std::function<Status(const storage::SegmentId&, const ProgressFn& told)> wait_ready;
+  // Has what is derived of a chain made, where nothing has asked for it: a session reads by it.
+  std::function<void(std::span<const storage::SegmentId>)> derive;
   // Opens a prefix that ends in this segment.
   std::function<Result<std::shared_ptr<PreparedPrefix>>(
       const std::shared_ptr<const Model>&, const storage::SegmentId&, uint32_t n_tokens)>

@@ -39,8 +39,10 @@ Result<std::unique_ptr<PutStream>> BeginStorePut(const std::shared_ptr<Core>& co
             spec.model, spec.tenant, spec.tokens, spec.label,
             {spec.pinned, spec.ttl_seconds * 1000, spec.encoding.value_or(usual),
              static_cast<uint64_t>(wait.count()), spec.alone, spec.derived, accept, live}));
-    const auto committed = [queue = core->ingest.get()](const storage::SegmentId& id) {
-      queue->Enqueue(id);
+    // What a session moves out of its own memory it reads by what is derived.
+    const bool deferred = core->options.defer_ingest && !live;
+    const auto committed = [queue = core->ingest.get(), deferred](const storage::SegmentId& id) {
+      if (!deferred) queue->Enqueue(id);
     };
     return std::make_shared<JointPut>(
         JointPut::Target{core, core->storage.get(), all, n_tokens, committed}, std::move(writer));

@@ -57,6 +57,11 @@ struct Core {
         steps(std::move(c), pool, scratch, o.gathered_rows_bytes, memory),
         services{options, steps, pool, scratch, prefetcher, rates} {}
 
+  // Whether what is derived of the segment is made, or to be made: it is behind each put, unless
+  // that is deferred until somebody asks for it.
+  bool Derives(const storage::SegmentId& id) const {
+    return !options.defer_ingest || ingest->Knows(id);
+  }
   // Makes the segment's derived data again, in the background.
   void Rebuild(const storage::SegmentId& id);
 

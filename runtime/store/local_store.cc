@@ -199,6 +199,7 @@ class LocalStoreImpl final : public LocalStore {
     PREFIXD_TRY(Opened());
     PREFIXD_ASSIGN(const auto info, FindPrefix(*core_, prefix));
     const SegmentId segment = info.chain.back();
+    const bool derives = core_->Derives(segment);
     Status status = core_->resumption->Undisturbed(segment, [&] {
       core_->rewrites->Forget(segment);
       core_->ingest->Forget(segment);
@@ -207,7 +208,7 @@ class LocalStoreImpl final : public LocalStore {
     core_->prepared.Forget(segment);
     // The segment is still stored: the removal was refused, or other prefixes need it. The ingest
     // resumes and keeps what is stored.
-    if (core_->storage->GetPrefix(segment).ok()) core_->ingest->Enqueue(segment);
+    if (derives && core_->storage->GetPrefix(segment).ok()) core_->ingest->Enqueue(segment);
     return status;
   }
 
@@ -313,6 +314,15 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
         c->ingest->EnqueueUnknown(id);
         c->ingest->PutFirst(id);  // a session's memory waits for it
         return c->ingest->Wait({&id, 1}, told);
+      },
+      [c = core.get()](std::span<const SegmentId> chain) {
+        // What there was no memory for, the next session asks for.
+        static_cast<void>(CaptureErrors([&]() -> Status {
+          for (const SegmentId& id : chain) {
+            if (!c->Derives(id)) c->ingest->Enqueue(id);
+          }
+          return {};
+        }));
       },
       [c = core.get()](const std::shared_ptr<const prefixd::Model>& model, const SegmentId& id,
                        uint32_t n_tokens) { return c->prepared.Get(model, id, n_tokens); }};

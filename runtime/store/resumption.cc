@@ -103,7 +103,7 @@ void Resumption::LookAtSome(std::span<const SegmentId> segments) {
         return {};
       }));
   for (size_t i = 0; i < segments.size(); ++i) {
-    if (found[i] == kIncomplete) core_.ingest->Enqueue(segments[i]);
+    if (found[i] == kIncomplete && core_.Derives(segments[i])) core_.ingest->Enqueue(segments[i]);
     if (found[i] != kComplete) continue;
     core_.ingest->MarkReady(segments[i]);
     if (core_.options.recluster) core_.rewrites->Enqueue(segments[i]);
@@ -130,7 +130,9 @@ void Resumption::LookAgain(const std::string& model) {
     left = left.subspan(some.size());
   }
   // The caller waits no longer: whoever makes derived data finds out what is there.
-  for (const SegmentId& id : left) core_.ingest->Enqueue(id);
+  for (const SegmentId& id : left) {
+    if (core_.Derives(id)) core_.ingest->Enqueue(id);
+  }
 }
 
 void Resumption::LookAtAll(const std::stop_token& stop) {

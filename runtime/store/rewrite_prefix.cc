@@ -80,11 +80,12 @@ Status Compact(Core& core, const Model& model, std::string_view prefix, const Pr
       return {};
     }
     ++out->rewritten;
+    const bool derives = core.Derives(leaf);
     for (const SegmentId& gone : {leaf, info.chain[info.chain.size() - 2]}) {
       core.ingest->Forget(gone);
       core.prepared.Forget(gone);
     }
-    core.ingest->Enqueue(*compacted);
+    if (derives) core.ingest->Enqueue(*compacted);
   }
 }
 

@@ -50,6 +50,7 @@ PrefixSummary SummaryOf(const Core& core, const storage::PrefixInfo& info) {
   core.resumption->LookAt({&info.chain.back(), 1});
   const auto standing = core.ingest->Get(info.chain.back());
   s.ingest = standing.state;
+  if (!core.Derives(info.chain.back())) s.ingest = IngestState::kDeferred;
   if (standing.error) s.ingest_error = standing.error->message;
   return s;
 }

@@ -48,8 +48,8 @@ constexpr std::chrono::milliseconds kLookEvery{4};
 // core's time.
 constexpr std::chrono::milliseconds kOthersOver{100};
 constexpr int64_t kOthersPart = 4;
-// Who had the cores may have gone meanwhile.
-constexpr std::chrono::milliseconds kLongestRest{500};
+// A thread that waited very long says more of the scheduler than of who works now.
+constexpr std::chrono::seconds kLongestRest{5};
 
 }  // namespace
 
@@ -95,9 +95,13 @@ void BackgroundPace::Rest() {
   const uint64_t rest =
       RestAfter({times.ran_ns - before.times.ran_ns, times.waited_ns - before.times.waited_ns});
   if (rest == 0) return;
+  const auto end = now + std::chrono::nanoseconds(rest);
   std::unique_lock lock(mutex_);
-  if (!OthersWork()) return;
-  hurried_.wait_for(lock, std::chrono::nanoseconds(rest), [this] { return hurries_ > 0; });
+  // Cores that fall idle end a rest: an engine pauses between two requests.
+  for (auto at = now; hurries_ == 0 && at < end && OthersWork();
+       at = std::chrono::steady_clock::now()) {
+    hurried_.wait_until(lock, std::min(end, at + kOthersOver));
+  }
   lock.unlock();
   last_look = {std::chrono::steady_clock::now(), SchedTimes::OfThisThread()};
 }
