@@ -129,7 +129,8 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
              "Clusters of keys, for the estimators that go by clusters."),
       Switch("defer_ingest", "ingest.defer", &o.defer_ingest,
              "Make codes and summaries of a prefix when a session first attends to it, instead of "
-             "behind its put. For engines that only load what is stored."),
+             "behind its put. For engines that only load what is stored.")
+          .WithFlag("defer-ingest"),
       Number("busy_percent", "ingest.busy_percent", &o.busy_percent, {"per cent of a core"},
              {1, 100},
              "What ingest and rewriting take together while other programs want the cores and "

@@ -135,7 +135,7 @@ class LmCache(Side):
 class Prefixd(Side):
     name = "prefixd"
     # As the connector starts a daemon for an engine that loads and does not attach.
-    options: tuple[str, ...] = ("--defer-ingest",)
+    options: tuple[str, ...] = ("--defer-ingest=true",)
 
     def prepare(self) -> None:
         self.environment = {"PYTHONPATH": str(ROOT / "python")}

@@ -34,7 +34,7 @@ class Daemon:
             options.directory.mkdir(parents=True, exist_ok=True)
             # Codes and summaries are of no use to an engine that loads rows, until another one attaches.
             asked = options.attach or any(a.startswith("--defer-ingest") for a in options.daemon)
-            usual = () if asked else ("--defer-ingest",)
+            usual = () if asked else ("--defer-ingest=true",)
             site = Site(options.directory.resolve(), (*usual, *options.daemon))
             self.address = f"unix:{site.socket}"
             self._supervisor = Supervisor(site, options.start_seconds, self._answers, self.reach.lose)
