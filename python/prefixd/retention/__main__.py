@@ -8,8 +8,8 @@ estimated and retrieved, at equal numbers of exact tokens.
 Texts of this machine are read by the model, all tokens forced; the first --prompt tokens are the prompt.
 What was recorded and measured is kept in --out: the same command goes on where it ended, and wider
 --policies, --budgets or --shares measure what is missing. --train trains KVpop's scorers on texts that are
-not measured. --kl puts the policies into the model and compares what it predicts; --tokens 4000 is long
-enough for that."""
+not measured. --kl puts the policies into the model and compares what it predicts, what it goes on to write, and
+with --facts what it answers; --tokens 4000 is long enough for that."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from prefixd.evaluate.compare import texts
 from prefixd.evaluate.compare.chat import form_of
 from prefixd.evaluate.compare.journal import Journal
 from prefixd.retention import inside, learn
+from prefixd.retention.asked import Task
 from prefixd.retention.policies import LEARNT, NAMES, PLAIN, WINDOW
 from prefixd.retention.record import Recorded, record
 from prefixd.retention.report import Measured, Tables, kl_table, markdown, summary
@@ -67,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--train", action="store_true", help="train KVpop's scorers instead of measuring")
     a.add_argument("--kl", action="store_true", help="measure predictions instead: with share 1 what left is dropped, "
                    "with less it is retrieved and estimated; no policies that need scorers")
+    a.add_argument("--facts", type=int, default=0, metavar="N",
+                   help="with --kl: ask for facts that are planted in N more texts of prose (%(default)s)")
     a.add_argument("--training-documents", type=int, default=1, help="of each kind, beside the measured ones "
                    "(%(default)s)")
     a.add_argument("--prompt", type=int, default=2000, help="tokens of the prompt (%(default)s)")
@@ -164,20 +168,29 @@ class Work:
             self._o.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print("\r" + " " * 72 + "\r" + report)
 
+    def _tasks(self) -> Iterator[Task]:
+        form = form_of(self._o.model)
+        for text in self._some(training=False):
+            yield Task(f"{text.kind}-{text.number}", self._ids(text), form)
+        for text in texts.kept(self._o.out / "texts.jsonl", ["prose"], self._o.facts, SEED)["prose"]:
+            yield Task.facts(text, self.plan.tokens, form, SEED)
+
     def measure_inside(self) -> None:
         journal = Journal(self._o.out / "kl.jsonl")
-        for text in self._some(training=False):
-            key = (f"{text.kind}-{text.number}", self.plan.tokens, self.plan.prompt)
+        for task in self._tasks():
+            key = (task.name, self.plan.tokens, self.plan.prompt)
             cells = [c for c in self.plan.cells() if not journal.has(key, c.method)]
             if not cells:
                 continue
             document = inside.Document(
-                self._model, self._ids(text), self.plan.prompt, functools.partial(self._at, f"{key[0]}: full attention")
+                self._model, task.ids, self.plan.prompt, task.then, functools.partial(self._at, f"{task.name}: full")
             )
+            full = {"kl": 0.0, "same": 1.0, "nats": 0.0, **task.told(document.answers, document.answers)}
+            journal.add({"key": list(key), "method": "full", **full})
             for cell in cells:
-                document.progress = functools.partial(self._at, f"{key[0]}: {cell.method}")
-                got = document.measure(cell, functools.partial(PLAIN[cell.policy], cell.retained(self.plan.tokens)))
-                journal.add({"key": list(key), "method": cell.method, **got})
+                document.progress = functools.partial(self._at, f"{task.name}: {cell.method}")
+                got, answers = document.measure(cell, PLAIN[cell.policy])
+                journal.add({"key": list(key), "method": cell.method, **got, **task.told(document.answers, answers)})
         print("\r" + " " * 72 + "\r" + kl_table(journal.rows))
 
     def train(self) -> None:
@@ -211,6 +224,8 @@ def main(argv: list[str] | None = None) -> int:
         a.error("--budgets lie between 0 and 1, --shares between 0 and 1")
     if o.kl and any(p not in PLAIN for p in o.policies):
         a.error("--kl takes no policies that need scorers: " + ", ".join(p for p in o.policies if p not in PLAIN))
+    if o.facts and not o.kl:
+        a.error("--facts needs --kl: answers are of a model that has the policy inside")
     if o.threads:
         torch.set_num_threads(o.threads)
     try:

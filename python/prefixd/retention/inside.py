@@ -1,9 +1,10 @@
 """Runs a model with a policy inside: every layer attends to what the policy left it, and what the model
-predicts is compared with what it predicts with everything, token by token, all tokens forced."""
+predicts is compared with what it predicts with everything, token by token, all tokens forced; then it is
+asked, or goes on by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from prefixd.retention.asked import Continuation
 from prefixd.retention.attend import ESTIMATORS, Asked
 from prefixd.retention.policy import Policy
 from prefixd.retention.run import Cell, Layer
@@ -78,31 +80,59 @@ def attending(model: PreTrainedModel, layers: list[Attending]) -> Iterator[None]
             delattr(module, _ATTRIBUTE)
 
 
-def predictions(model: PreTrainedModel, ids: list[int], prompt: int, progress: Callable[[int], None]) -> Tensor:
-    """Returns the log-probabilities [n, vocabulary] behind each token of the second half of the own tokens but
-    the last."""
-    cache, out = DynamicCache(), []
-    middle = (prompt + len(ids)) // 2
-    edges = [0, *range(prompt, len(ids), BLOCK), len(ids)]
-    for first, last in zip(edges, edges[1:], strict=False):
-        progress(first)
-        wanted = torch.arange(first, min(last, len(ids) - 1))
-        wanted = wanted[wanted >= middle] - first
-        got = model(
-            input_ids=torch.tensor([ids[first:last]]), past_key_values=cache, use_cache=True,
-            logits_to_keep=wanted if len(wanted) else 1,
-        )  # fmt: skip
-        if len(wanted):
-            out.append(got.logits[0].float().log_softmax(-1))
-    return torch.cat(out)
+class _Reading:
+    """A model and what it has read."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._cache = model, DynamicCache()
+        self._next = -1  # the likeliest token
+
+    def _read(self, ids: Sequence[int], wanted: Tensor | int = 1) -> Tensor:
+        """Returns the log-probabilities [n, vocabulary] behind the tokens at `wanted`, or behind the last ones."""
+        got = self._model(
+            input_ids=torch.tensor([list(ids)]), past_key_values=self._cache, use_cache=True, logits_to_keep=wanted
+        )
+        logits: Tensor = got.logits[0].float()
+        self._next = int(logits[-1].argmax())
+        return logits.log_softmax(-1)
+
+    def predictions(self, ids: list[int], prompt: int, progress: Callable[[int], None]) -> Tensor:
+        """Returns the log-probabilities [n, vocabulary] behind each token of the second half of the own tokens but
+        the last."""
+        out = []
+        middle = (prompt + len(ids)) // 2
+        edges = [0, *range(prompt, len(ids), BLOCK), len(ids)]
+        for first, last in zip(edges, edges[1:], strict=False):
+            progress(first)
+            wanted = torch.arange(min(max(0, middle - first), last - first), last - first)
+            got = self._read(ids[first:last], wanted if len(wanted) else 1)
+            if len(wanted):
+                out.append(got)
+        return torch.cat(out)[:-1]
+
+    def answers(self, then: Continuation) -> list[list[int]]:
+        out = []
+        for question in then.questions:
+            if question:
+                self._read(question)
+            own: list[int] = []
+            while len(own) < then.tokens and self._next not in then.stop:
+                own.append(self._next)
+                self._read(own[-1:])
+            out.append(own)
+        return out
 
 
 class Document:
-    """Compares cells with full attention on one text."""
+    """Compares cells with full attention on one text, and on what is asked behind it: `answers` are what the model
+    writes with everything read."""
 
     @torch.no_grad()
-    def __init__(self, model: PreTrainedModel, ids: list[int], prompt: int, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, ids: list[int], prompt: int, then: Continuation, progress: Callable[[int], None]
+    ) -> None:
         self._model, self._ids, self._prompt, self.progress = model, ids, prompt, progress
+        self._then = then
         self._shapes = attention_layers(model, model.config.get_text_config(decoder=True))[0]
         queries: list[list[Tensor]] = [[] for _ in self._shapes]
         rows: dict[int, tuple[Tensor, Tensor]] = {}
@@ -111,34 +141,40 @@ class Document:
             queries[index].append(q[0])
             rows[index] = (k[0], v[0])
 
+        reading = _Reading(model)
         with captured(model, sink):
-            self._full = predictions(model, ids, prompt, progress)
+            self._full = reading.predictions(ids, prompt, progress)
+        self.answers = reading.answers(then)
         self._seen = [
             Seen(torch.cat(q, 1).unflatten(0, (rows[i][0].shape[0], -1)), *rows[i], prompt, self._shapes[i].scale)
             for i, q in enumerate(queries)
         ]
 
     @torch.no_grad()
-    def measure(self, cell: Cell, policy: Callable[[], Policy]) -> dict[str, float]:
-        """Returns the mean divergence KL(full || cell) in nats, the share of equal likeliest tokens, and the
-        nats of the text beyond full attention's. With all retained, what left is dropped; else the rest is
-        estimated by what each head chose on the trace of full attention."""
+    def measure(self, cell: Cell, policy: Callable[[int], Policy]) -> tuple[dict[str, float], list[list[int]]]:
+        """Returns the mean divergence KL(full || cell) in nats, the share of equal likeliest tokens, and the nats of
+        the text beyond full attention's; and what the model answers. With all retained, what left is dropped; else
+        the rest is estimated by what each head chose on the trace of full attention. `policy`: of so many tokens."""
         tokens = len(self._ids)
-        retrieved = cell.exact(tokens) - cell.retained(tokens)
+        retained = cell.retained(tokens)
+        retrieved = cell.exact(tokens) - retained
         layers = []
         for seen, shape in zip(self._seen, self._shapes, strict=True):
             estimators = torch.zeros(seen.heads, dtype=torch.int64)
             if retrieved:
                 estimators = Layer(seen, _no_scorer).choose(cell)
-            layers.append(Attending(policy(), retrieved, estimators, self._prompt, shape.scale))
+            layers.append(Attending(policy(retained), retrieved, estimators, self._prompt, shape.scale))
+        reading = _Reading(self._model)
         with attending(self._model, layers):
-            own = predictions(self._model, self._ids, self._prompt, self.progress)
+            own = reading.predictions(self._ids, self._prompt, self.progress)
+            self.progress(tokens)
+            answers = reading.answers(self._then)
         full, next_tokens = self._full, torch.tensor(self._ids[len(self._ids) - len(own) :])[:, None]
         return {
             "kl": float((full.exp() * (full - own)).sum(-1).mean()),
             "same": float((full.argmax(-1) == own.argmax(-1)).float().mean()),
             "nats": float((full - own).gather(1, next_tokens).mean()),
-        }
+        }, answers
 
 
 def _no_scorer(name: str) -> Any:

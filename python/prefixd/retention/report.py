@@ -160,13 +160,20 @@ def markdown(body: Mapping[str, Any]) -> str:
 
 
 def kl_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Returns what the model predicts under each cell, means over documents."""
+    """Returns what the model predicts and writes under each cell, means over documents: of texts, and of texts with
+    facts the answers."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["method"], {})[row["key"][0]] = row
-    lines = _head("policy / budget / share retained", "documents", "KL, nats", "same next token", "nats beyond full")
+    columns = {"kl": ("KL, nats", 4), "same": ("same next token", 3), "nats": ("nats beyond full", 4),
+               "alike": ("of 64 written, alike", 3), "answers": ("answers", 3)}
+    lines = _head("policy / budget / share retained", "texts", *(title for title, _ in columns.values()))
     for method, by_document in found.items():
-        each = [[float(r[what]) for _, r in sorted(by_document.items())] for what in ("kl", "same", "nats")]
-        shown = [_shown((float(np.mean(e)), *interval(e)), digits) for e, digits in zip(each, (4, 3, 4), strict=True)]
-        lines.append(f"| {method} | {len(by_document)} | " + " | ".join(shown) + " |")
+        rows_of = [row for _, row in sorted(by_document.items())]
+        texts = [row for row in rows_of if "alike" in row]
+        shown = []
+        for what, (_, digits) in columns.items():
+            each = [float(row[what]) for row in (rows_of if what == "answers" else texts) if what in row]
+            shown.append(_shown((float(np.mean(each)), *interval(each)), digits) if each else "–")
+        lines.append(f"| {method} | {len(texts)} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"

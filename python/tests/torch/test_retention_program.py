@@ -13,8 +13,10 @@ from transformers import LlamaConfig
 from transformers.models.llama import LlamaForCausalLM
 
 from prefixd.evaluate.compare import texts
+from prefixd.evaluate.compare.chat import ByteForm
 from prefixd.evaluate.stats import ratio_interval
 from prefixd.retention.__main__ import main
+from prefixd.retention.asked import Continuation, Task
 from prefixd.retention.attend import ESTIMATORS, Asked
 from prefixd.retention.inside import Document
 from prefixd.retention.record import Recorded, record
@@ -101,13 +103,18 @@ def test_a_run_goes_on_where_it_stopped(
     assert "| gkv | " in capsys.readouterr().out
     assert main([*common, "--kl", "--policies", "window,gkv"]) == 0
     assert "| gkv/0.25/0.5 | 2 | " in capsys.readouterr().out
-    assert len((tmp_path / "o" / "kl.jsonl").read_text().splitlines()) == 2 * 4
+    inside = (tmp_path / "o" / "kl.jsonl").read_text().splitlines()
+    assert len(inside) == 2 * (1 + 4)
+    assert main([*common, "--kl", "--policies", "window,gkv", "--facts", "1"]) == 0
+    more = (tmp_path / "o" / "kl.jsonl").read_text().splitlines()
+    assert more[: len(inside)] == inside and len(more) == 3 * (1 + 4)
+    assert all("answers" in json.loads(row) for row in more[len(inside) :])
 
 
 def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(checkpoint).eval()
     ids = torch.randint(0, 256, (420,), generator=torch.Generator().manual_seed(2)).tolist()
-    document = Document(model, ids, 100, lambda at: None)
+    document = Document(model, ids, 100, Continuation(((7, 8), ()), 3), lambda at: None)
     # Against the model under a mask that says the same: sinks and a window behind the prompt.
     budget = 42
     with torch.no_grad():
@@ -118,18 +125,41 @@ def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
         model.set_attn_implementation("eager")
         own = model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0].log_softmax(-1)[260:-1]
         full = model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)[260:-1]
+        written: list[int] = []
+        for _ in range(6):
+            whole = torch.tensor([[*ids, 7, 8, *written]])
+            written.append(int(model(whole, use_cache=False).logits[0, -1].argmax()))
     model.set_attn_implementation("sdpa")
-    got = document.measure(Cell("window", 0.1, 1), lambda: SinksAndWindow(budget))
+    # It writes behind the question, and goes on from there.
+    assert document.answers == [written[:3], written[3:6]]
+    got, answers = document.measure(Cell("window", 0.1, 1), SinksAndWindow)
     assert got["kl"] == pytest.approx(float((full.exp() * (full - own)).sum(-1).mean()), rel=1e-3) and got["kl"] > 0
     assert got["same"] == pytest.approx(float((full.argmax(-1) == own.argmax(-1)).float().mean()))
     true = torch.tensor(ids[261:])[:, None]
     assert got["nats"] == pytest.approx(float((full - own).gather(1, true).mean()), abs=1e-5)
     # What is retrieved and estimated brings it nearer; with everything exact nothing is lost.
-    assert document.measure(Cell("window", 0.1, 0.5), lambda: SinksAndWindow(21))["kl"] < got["kl"]
-    assert document.measure(Cell("window", 1, 1), lambda: SinksAndWindow(420))["kl"] == pytest.approx(0, abs=1e-6)
+    assert document.measure(Cell("window", 0.1, 0.5), SinksAndWindow)[0]["kl"] < got["kl"]
+    got, answers = document.measure(Cell("window", 1, 1), lambda retained: SinksAndWindow(500))
+    assert got["kl"] == pytest.approx(0, abs=1e-6) and answers == document.answers
 
 
-@pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"], ["--kl"]])
+def test_answers_and_free_texts_are_told() -> None:
+    form = ByteForm()
+    free = Task("prose-0", [1, 2], form)
+    assert free.then == Continuation() and free.told([[5, 6, 7, 8]], [[5, 6, 9, 8]]) == {"alike": 0.5}
+    words = "".join(f"The {i}. line of a text that says little. " for i in range(600))
+    facts = Task.facts(texts.Text("prose", 0, "made", words), 3000, form, 0)
+    whole, then = form.decode(facts.ids), facts.then
+    assert 2500 < len(facts.ids) <= 3000 and len(then.questions) == len(facts.passages) == 4
+    for passage, question in zip(facts.passages, then.questions, strict=True):
+        word = form.decode(list(question)).split(" for ")[1].split(" ")[0]
+        assert f"special magic numbers for {word} is: {passage.answers[0]}" in whole
+    right = [form.encode(f" {p.answers[0]}.") for p in facts.passages]
+    assert facts.told([], right) == {"answers": 1.0} and facts.told([], [right[0], *right[:3]]) == {"answers": 0.25}
+
+
+@pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"], ["--kl"],
+                                     ["--facts", "1"]])
 def test_what_is_wrong_is_said(options: list[str], checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["--model", str(checkpoint), "--out", str(tmp_path), *options])

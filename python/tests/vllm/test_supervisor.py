@@ -21,7 +21,7 @@ from prefixd.vllm.daemon import Daemon
 from prefixd.vllm.launch import Patience, Site, StoreInUse
 from prefixd.vllm.options import Options
 from prefixd.vllm.supervisor import Supervisor
-from tests.prompts import spec
+from tests.prompts import Prompt, spec
 from tests.vllm.conftest import eventually
 from tests.vllm.engines import DAEMON, ROOT
 
@@ -237,6 +237,26 @@ def test_a_daemon_that_is_there_is_used(tmp_path: Path) -> None:
     with first.line(rows=False).call() as store:
         assert store.list_models().models == []
     close(first)
+
+
+@pytest.mark.parametrize(
+    ("attach", "more", "deferred"),
+    [(False, (), True), (True, (), False), (False, ("--defer-ingest=false",), False)],
+)
+def test_codes_and_summaries_wait_until_an_engine_attaches(
+    tmp_path: Path, attach: bool, more: tuple[str, ...], deferred: bool
+) -> None:
+    daemon = Daemon(Options(str(tmp_path / "kv"), daemon=(*DAEMON, *more), start_seconds=SECONDS, attach=attach))
+    line = daemon.line(rows=True)
+    daemon.greet(line, spec("f32", "m"))
+    prompt = Prompt()
+    with line.call() as store:
+        with store.begin_put("m", prompt.tokens) as put:
+            for layer, (k, v) in enumerate(zip(prompt.k, prompt.v, strict=True)):
+                put.write(layer, 0, k, v)
+        (stored,) = store.list_prefixes().prefixes
+    assert (stored["ingest"] == "deferred") is deferred
+    close(daemon)
 
 
 def test_a_daemon_is_not_bound_to_the_core_of_a_worker(tmp_path: Path) -> None:
