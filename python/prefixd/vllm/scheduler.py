@@ -18,6 +18,7 @@ from prefixd.salts import token_ids
 from prefixd.store import PendingMatch, PrefixMatch
 from prefixd.vllm.messages import Load, Save, StepMessage, WorkerNote
 from prefixd.vllm.options import Options
+from prefixd.vllm.parameters import stores
 from prefixd.vllm.reach import Line
 from prefixd.vllm.stats import Counts
 
@@ -200,7 +201,8 @@ class SchedulerSide:
         # Behind markers of an attached prefix (attached/), rows may come of approximate steps: a session that gets
         # more input is allocated blocks again.
         attached = bool(blocks) and blocks[0] < 0
-        stored = self._options.store and self._serves(request) and not attached
+        wanted = self._options.store and stores(request.kv_transfer_params)
+        stored = wanted and self._serves(request) and not attached
         if stored and request.request_id not in self._prompts:
             self._begin_saving(request)
 

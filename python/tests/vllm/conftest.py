@@ -146,13 +146,19 @@ class Engine:
 
         self.core.logger_manager.record = counting
 
-    def add(self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None) -> str:
+    def add(
+        self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None, own: dict[str, Any] | None = None
+    ) -> str:
+        """`own`: the request's kv_transfer_params["prefixd"]."""
         self._next += 1
         name = f"r{self._next}"
         given: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt is not None:
             given["cache_salt"] = salt
-        self.core.add_request(name, given, engines.sampling(tokens))
+        sampling = engines.sampling(tokens)
+        if own is not None:
+            sampling.extra_args = {"kv_transfer_params": {"prefixd": own}}
+        self.core.add_request(name, given, sampling)
         return name
 
     def run(self, after_step: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
@@ -165,8 +171,10 @@ class Engine:
             after_step()
         return answers
 
-    def ask(self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None) -> dict[str, Any]:
-        name = self.add(prompt, tokens, salt)
+    def ask(
+        self, prompt: list[int], tokens: int = ANSWER, salt: str | None = None, own: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        name = self.add(prompt, tokens, salt, own)
         return self.run()[name]
 
     def forget(self) -> None:

@@ -63,7 +63,8 @@ def asking(pending: SlowMatch) -> SchedulerSide:
 
 def request(name: str, n: int = 300, **other: Any) -> Any:
     own = {"prompt_token_ids": [1] * n, "all_token_ids": [1] * n, "num_tokens": n, "num_prompt_tokens": n}
-    own |= {"lora_request": None, "mm_features": [], "prompt_embeds": None, "cache_salt": None}
+    own |= {"lora_request": None, "mm_features": [], "prompt_embeds": None, "cache_salt": None,
+            "kv_transfer_params": None}
     return SimpleNamespace(request_id=name, **(own | other))
 
 

@@ -89,6 +89,18 @@ def test_a_crowd_that_does_not_fit_is_preempted(engine: Engine, stored: Stored, 
         same(head, stock[prompt])
 
 
+@pytest.mark.parametrize("no", [False, "false"])
+def test_a_prompt_that_is_not_to_be_stored_is_not(engine: Engine, stored: Stored, no: object) -> None:
+    prompt, other = ([first, *PROMPTS["salted"]] for first in ((7, 9) if no else (8, 10)))
+    engine.ask(prompt, own={"store": no})
+    engine.ask(other)
+    eventually(lambda: stored(other) == len(other))  # puts come one after the other
+    assert stored(prompt) < BLOCK
+    engine.forget()
+    engine.ask(prompt, own={"store": True})
+    eventually(lambda: stored(prompt) == len(prompt))
+
+
 # Prompts begin alike by chance: the first token, and a byte or two.
 def test_salted_prompts_meet_their_own_salt_alone(engine: Engine, stored: Stored, stock: Stock) -> None:
     prompt = PROMPTS["salted"]

@@ -15,6 +15,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from prefixd import _core
 from prefixd.errors import InvalidArgument, PrefixdError
+from prefixd.vllm.parameters import STORE
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +38,10 @@ def read(parameters: Any, default: Mapping[str, Any]) -> RequestPolicy:
     """Returns what the request says; InvalidArgument for what no policy has. A field of the request
     replaces the default's; a request that names its own mode, budget or k takes over none of these."""
     own = _own(parameters)
-    attach = own.pop(ATTACH, True)
-    if type(attach) is not bool:
-        raise InvalidArgument(f"'{ATTACH}' of kv_transfer_params['prefixd'] is true or false, not {attach!r}")
+    attach, store = own.pop(ATTACH, True), own.pop(STORE, True)
+    for name, value in ((ATTACH, attach), (STORE, store)):
+        if type(value) is not bool:
+            raise InvalidArgument(f"'{name}' of kv_transfer_params['prefixd'] is true or false, not {value!r}")
     inherited = dict(default)
     if {"mode", "budget", "k"} & set(own):
         inherited = {name: value for name, value in inherited.items() if name not in ("mode", "budget", "k")}
@@ -50,7 +52,7 @@ def read(parameters: Any, default: Mapping[str, Any]) -> RequestPolicy:
 
 def check(policy: Mapping[str, Any], where: str) -> None:
     if unknown := sorted(set(policy) - set(_FIELDS)):
-        raise InvalidArgument(f"{where} has no '{unknown[0]}'; it takes {', '.join((ATTACH, *_FIELDS))}")
+        raise InvalidArgument(f"{where} has no '{unknown[0]}'; it takes {', '.join((ATTACH, STORE, *_FIELDS))}")
     try:
         _core.read_policy(json.dumps(policy))
     except (PrefixdError, TypeError, ValueError) as error:
