@@ -123,7 +123,7 @@ def stored(store: Any, model: Any, prefix: Any) -> bool:
 
 def copy(store: Any, prefix: list[int], salts: list[str]) -> dict[str, Any]:
     """Puts the stored rows of a prompt under each salt that lacks them; returns how long it took until all is
-    ready, and the bytes of a prompt."""
+    ready and rewritten, and the bytes of a prompt."""
     import numpy as np
 
     from prefixd.salts import token_ids
@@ -142,6 +142,8 @@ def copy(store: Any, prefix: list[int], salts: list[str]) -> dict[str, Any]:
                 put.write(layer, first, k, v)
     for ids in prompts:
         store.wait_ready(store.match(spec.name, ids).prefix)
+    while store.stats()["rewrite_queue"] > 0:  # rows that are retrieved together come to lie together
+        time.sleep(1)
     seconds = time.perf_counter() - begun
     return {"copied": made, "seconds": seconds, "bytes": sum(k.nbytes + v.nbytes for *_, k, v in rows)}
 
