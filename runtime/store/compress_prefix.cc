@@ -77,6 +77,7 @@ Result<CompressReport> CompressPrefix(Core& core, std::string_view prefix, const
   PREFIXD_ASSIGN(const auto own, core.storage->GetPrefix(segment));
   // What stays must be in the summaries, for it cannot be made again.
   if (!IngestComplete(core.derived, *model, own)) {
+    if (!core.Derives(segment)) core.ingest->Enqueue(segment);
     return Error{Code::kFailedPrecondition,
                  "the summaries of prefix " + std::string(prefix) +
                      " are not ready, and could not be made of a compressed one; wait until they "

@@ -96,6 +96,18 @@ TEST_F(DeferredTest, WhoWaitsAsks) {
   EXPECT_EQ(Settled(id), IngestState::kReady);
 }
 
+TEST_F(DeferredTest, WhoCompressesAsks) {
+  const uint64_t seed = Seed("WhoCompressesAsks");
+  Open();
+  const std::string id = Put(MakePrompt(spec_.geometry, 600, seed));
+  const CompressSpec spec{.keep = 0.5, .policy = "window"};
+  const auto refused = store_->Compress(id, spec, nullptr);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::kFailedPrecondition);
+  EXPECT_EQ(Settled(id), IngestState::kReady);  // as it says, one has to wait
+  EXPECT_OK(store_->Compress(id, spec, nullptr));
+}
+
 // A removal that is refused changes nothing, and one that is not leaves nothing to be made.
 TEST_F(DeferredTest, ARefusedRemovalMakesNothing) {
   const uint64_t seed = Seed("ARefusedRemovalMakesNothing");
