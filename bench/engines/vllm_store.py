@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,7 @@ class Server:
         with (side.folder.parent / f"{side.folder.name}.engine.log").open("ab") as errors:
             self._process = subprocess.Popen([sys.executable, __file__, "--engine"], stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, stderr=errors, text=True,
-                                             env={**os.environ, **side.environment})
+                                             env={**os.environ, **side.environment}, start_new_session=True)
         self._say({"model": str(model), "transfer": side.transfer()})
         self._heard("serves")
 
@@ -83,13 +84,20 @@ class Server:
                 until(lambda: store.stats()["ingest_queue"] == 0, 600, "a daemon works on for ever", 0.5)
 
     def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._process.wait(60)
-        self.side.end()
+        # An engine is several processes, which end with the one that reads here, and not with a signal to it.
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self.side.end()
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
+    facts = run_facts(args.build, "vllm_store.py")
     text = Prompts(token_ids(args.model, None))
     samples: dict[tuple[str, int], list[float]] = {}
     with contextlib.ExitStack() as stack:
@@ -120,7 +128,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         }
         for (name, tokens), own in samples.items()
     ]  # fmt: skip
-    return {"run": run_facts(args.build, "vllm_store.py"), "model": args.model.name, "rows": rows}
+    return {"run": facts, "model": args.model.name, "rows": rows}
 
 
 def show(out: dict[str, Any]) -> None:
