@@ -9,7 +9,7 @@ Texts of this machine are read by the model, all tokens forced; the first --prom
 What was recorded and measured is kept in --out: the same command goes on where it ended, and wider
 --policies, --budgets or --shares measure what is missing. --train trains KVpop's scorers on texts that are
 not measured. --kl puts the policies into the model and compares what it predicts, what it goes on to write, and
-with --facts what it answers; --tokens 4000 is long enough for that."""
+with --facts what it answers; --tokens 2000 --prompt 800 is long enough for that."""
 
 from __future__ import annotations
 

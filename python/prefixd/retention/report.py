@@ -160,8 +160,8 @@ def markdown(body: Mapping[str, Any]) -> str:
 
 
 def kl_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Returns what the model predicts and writes under each cell, means over documents: of texts, and of texts with
-    facts the answers."""
+    """Returns what the model predicts and writes under each cell, means over the documents that have it: one with
+    facts has answers, any other a free text."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["method"], {})[row["key"][0]] = row
@@ -170,10 +170,9 @@ def kl_table(rows: Iterable[Mapping[str, Any]]) -> str:
     lines = _head("policy / budget / share retained", "texts", *(title for title, _ in columns.values()))
     for method, by_document in found.items():
         rows_of = [row for _, row in sorted(by_document.items())]
-        texts = [row for row in rows_of if "alike" in row]
         shown = []
         for what, (_, digits) in columns.items():
-            each = [float(row[what]) for row in (rows_of if what == "answers" else texts) if what in row]
+            each = [float(row[what]) for row in rows_of if what in row]
             shown.append(_shown((float(np.mean(each)), *interval(each)), digits) if each else "–")
-        lines.append(f"| {method} | {len(texts)} | " + " | ".join(shown) + " |")
+        lines.append(f"| {method} | {len(rows_of)} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
