@@ -34,9 +34,10 @@ from prefixd.evaluate.compare.chat import form_of
 from prefixd.evaluate.compare.journal import Journal
 from prefixd.retention import inside, learn
 from prefixd.retention.asked import Task
+from prefixd.retention.inside_report import inside_summary, inside_table
 from prefixd.retention.policies import LEARNT, NAMES, PLAIN, WINDOW
 from prefixd.retention.record import Recorded, record
-from prefixd.retention.report import Measured, Tables, kl_table, markdown, summary
+from prefixd.retention.report import Measured, Tables, markdown, summary
 from prefixd.retention.run import Cell, Plan, measure, missing
 from prefixd.transformers.identity import checkpoint_digest
 
@@ -69,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--train", action="store_true", help="train KVpop's scorers instead of measuring")
     a.add_argument("--kl", action="store_true", help="measure predictions instead: with share 1 what left is dropped, "
                    "with less it is retrieved and estimated; no policies that need scorers")
+    a.add_argument("--estimated", action="store_true", help="with --kl and share 1: also what is predicted where what "
+                   "left is estimated instead of dropped")
     a.add_argument("--facts", type=int, default=0, metavar="N",
                    help="with --kl: ask for facts that are planted in N more texts of prose (%(default)s)")
     a.add_argument("--training-documents", type=int, default=1, help="of each kind, beside the measured ones "
@@ -179,7 +182,7 @@ class Work:
         journal = Journal(self._o.out / "kl.jsonl")
         for task in self._tasks():
             key = (task.name, self.plan.tokens, self.plan.prompt)
-            cells = [c for c in self.plan.cells() if not journal.has(key, c.method)]
+            cells = [(c, e) for c, e in self._cells_inside() if not journal.has(key, inside.method(c, e))]
             if not cells:
                 continue
             document = inside.Document(
@@ -187,11 +190,25 @@ class Work:
             )
             full = {"kl": 0.0, "same": 1.0, "nats": 0.0, **task.told(document.answers, document.answers)}
             journal.add({"key": list(key), "method": "full", **full})
-            for cell in cells:
-                document.progress = functools.partial(self._at, f"{task.name}: {cell.method}")
-                got, answers = document.measure(cell, PLAIN[cell.policy])
-                journal.add({"key": list(key), "method": cell.method, **got, **task.told(document.answers, answers)})
-        print("\r" + " " * 72 + "\r" + kl_table(journal.rows))
+            for cell, estimated in cells:
+                method = inside.method(cell, estimated)
+                document.progress = functools.partial(self._at, f"{task.name}: {method}")
+                got, answers = document.measure(cell, PLAIN[cell.policy], estimated)
+                journal.add({"key": list(key), "method": method, **got, **task.told(document.answers, answers)})
+        body = inside_summary(journal.rows)
+        if self._o.json:
+            self._o.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        print("\r" + " " * 72 + "\r" + inside_table(body))
+
+    def _cells_inside(self) -> Iterator[tuple[Cell, bool]]:
+        """Yields cells, and whether what left is estimated: always where something is retrieved."""
+        for cell in self.plan.cells():
+            if cell.retained(self.plan.tokens) < cell.exact(self.plan.tokens):
+                yield cell, True
+                continue
+            yield cell, False
+            if self._o.estimated:
+                yield cell, True
 
     def train(self) -> None:
         wanted = [n for n in LEARNT if not learn.scorer_path(self._o.out, n).exists()]
@@ -224,8 +241,8 @@ def main(argv: list[str] | None = None) -> int:
         a.error("--budgets lie between 0 and 1, --shares between 0 and 1")
     if o.kl and any(p not in PLAIN for p in o.policies):
         a.error("--kl takes no policies that need scorers: " + ", ".join(p for p in o.policies if p not in PLAIN))
-    if o.facts and not o.kl:
-        a.error("--facts needs --kl: answers are of a model that has the policy inside")
+    if (o.facts or o.estimated) and not o.kl:
+        a.error("--facts and --estimated need --kl: they are of a model that has the policy inside")
     if o.threads:
         torch.set_num_threads(o.threads)
     try:

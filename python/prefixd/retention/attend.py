@@ -3,6 +3,9 @@ everything."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,8 +17,15 @@ from prefixd.retention.seen import Seen, causal
 ESTIMATORS = ("none", "moment", "moment/full")
 
 
+def _sums(rows: Tensor, at: Tensor) -> Tensor:
+    """Returns sums [H, n, d] of rows [H, T, d] up to the ascending positions `at` [n], these among them."""
+    first, last = int(at[0]), int(at[-1])
+    before = rows[:, :first].sum(1, keepdim=True, dtype=torch.float64)
+    return (before + rows[:, first : last + 1].double().cumsum(1)[:, at - first]).float()
+
+
 class Asked:
-    """Holds the scores of the queries at positions `at` [n]. Scores are taken relative to their mean over all
+    """Holds the scores of the queries at ascending positions `at` [n]. Scores are taken relative to their mean over all
     that a query sees, keys and values relative to theirs, so that float32 sums do not cancel."""
 
     def __init__(self, seen: Seen, at: Tensor) -> None:
@@ -33,9 +43,15 @@ class Asked:
         k = seen.k - seen.k.mean(1, keepdim=True)
         # [H, T, dv + 2 dk]: whatever is summed over tokens without regard to the query.
         self._rows = torch.cat([self.v, k, k * k], -1)
-        self._all_rows = self._rows.double().cumsum(1)[:, at].float()
-        self._all_cross = self._over_tokens(self.scores, self.v)
         self.y = self._over_tokens(self.weights, self.v) / self.weights.sum(-1, keepdim=True) + self._value_mean
+
+    @functools.cached_property
+    def _all_rows(self) -> Tensor:
+        return _sums(self._rows, self.at)
+
+    @functools.cached_property
+    def _all_cross(self) -> Tensor:
+        return self._over_tokens(self.scores, self.v)
 
     @staticmethod
     def _over_tokens(weights: Tensor, rows: Tensor) -> Tensor:
@@ -70,14 +86,19 @@ class Asked:
             z = weights.sum(-1)
         return top + z.log(), self._over_tokens(weights, self.v) / z[..., None]
 
-    def answers(self, exact: Tensor, cut: Tensor | None = None) -> dict[str, Tensor]:
-        """Returns the output [H, G, n, dv] by each estimator for the rest, exact [H, n, T] being attended to
+    def answers(
+        self, exact: Tensor, cut: Tensor | None = None, names: Sequence[str] = ESTIMATORS
+    ) -> dict[str, Tensor]:
+        """Returns the output [H, G, n, dv] by each named estimator for the rest, exact [H, n, T] being attended to
         exactly. Each query has at least one exact token."""
         lse, y = self._exactly(exact)
-        out = {"none": y + self._value_mean}
+        out = {"none": y + self._value_mean} if "none" in names else {}
+        estimated = [name for name in names if name != "none"]
+        if not estimated:
+            return out
         moments = self.moments(exact)
-        for name, cross in (("moment", False), ("moment/full", True)):
-            log_z, value = estimate(moments, cut, cross)
+        for name in estimated:
+            log_z, value = estimate(moments, cut, name == "moment/full")
             share = torch.sigmoid(log_z - lse.double())[..., None]
             out[name] = (y + share * (value - y)).float() + self._value_mean
         return out

@@ -4,6 +4,7 @@ asked, or goes on by itself."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,6 @@ from prefixd.retention.attend import ESTIMATORS, Asked
 from prefixd.retention.policy import Policy
 from prefixd.retention.run import Cell, Layer
 from prefixd.retention.seen import Seen, kept
-from prefixd.transformers.attention import attention
 from prefixd.transformers.capture import captured
 from prefixd.transformers.identity import attention_layers
 
@@ -27,38 +27,39 @@ _ATTRIBUTE = "_prefixd_retention"
 BLOCK = 128  # own tokens of a forward pass
 
 
+def method(cell: Cell, estimated: bool) -> str:
+    """Returns what a cell is called in a journal: what is dropped has no share that is retrieved."""
+    return f"{cell.method}/estimated" if estimated and cell.share == 1 else cell.method
+
+
 class Attending:
-    """One layer's attention under a policy; `estimators` [Hkv] are numbers of ESTIMATORS."""
+    """One layer's attention under a policy; `estimators` [Hkv] are numbers of ESTIMATORS, `read` is the prompt."""
 
-    def __init__(self, policy: Policy, retrieved: int, estimators: Tensor, prompt: int, scale: float) -> None:
+    def __init__(self, policy: Policy, retrieved: int, estimators: Tensor, read: Seen) -> None:
         self._policy, self._retrieved, self._estimators = policy, retrieved, estimators
-        self._prompt, self._scale = prompt, scale
-        self._queries: list[Tensor] = []
+        self._prompt, self._scale = read.prompt, read.scale
+        self._q = read.q.flatten(0, 1)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-        """Returns the output [1, n, Hq, dv]; None for queries of the prompt, which attend to everything."""
-        self._queries.append(query[0])
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Returns the output [1, n, Hq, dv] of own tokens."""
         k, v = key[0], value[0]
-        if k.shape[1] <= self._prompt:
-            return None
-        q = torch.cat(self._queries, 1)
-        self._queries = [q]
-        seen = Seen(q.unflatten(0, (k.shape[0], -1)), k, v, self._prompt, self._scale)
+        self._q = torch.cat([self._q, query[0]], 1)
+        seen = Seen(self._q.unflatten(0, (k.shape[0], -1)), k, v, self._prompt, self._scale)
         self._policy.advance(seen)
         asked = Asked(seen, torch.arange(seen.tokens - query.shape[2], seen.tokens))
         exact, cut = kept(self._policy.leaves, asked.at), None
         if self._retrieved:
             exact, cut = asked.retrieve(exact, self._retrieved)
-        answers = asked.answers(exact, cut)
-        y = torch.stack([answers[ESTIMATORS[int(e)]][head] for head, e in enumerate(self._estimators)])
+        names = [ESTIMATORS[int(e)] for e in self._estimators]
+        answers = asked.answers(exact, cut, names)
+        y = torch.stack([answers[name][head] for head, name in enumerate(names)])
         return y.flatten(0, 1).transpose(0, 1)[None].contiguous()
 
 
 def _attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    own: Tensor | None = getattr(module, _ATTRIBUTE)(query, key, value)
-    return attention(module, query, key, value, *args, **kwargs) if own is None else (own, None)
+    return getattr(module, _ATTRIBUTE)(query, key, value), None
 
 
 @contextmanager
@@ -83,11 +84,11 @@ def attending(model: PreTrainedModel, layers: list[Attending]) -> Iterator[None]
 class _Reading:
     """A model and what it has read."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._cache = model, DynamicCache()
+    def __init__(self, model: PreTrainedModel, cache: DynamicCache) -> None:
+        self._model, self._cache = model, cache
         self._next = -1  # the likeliest token
 
-    def _read(self, ids: Sequence[int], wanted: Tensor | int = 1) -> Tensor:
+    def read(self, ids: Sequence[int], wanted: Tensor | int = 1) -> Tensor:
         """Returns the log-probabilities [n, vocabulary] behind the tokens at `wanted`, or behind the last ones."""
         got = self._model(
             input_ids=torch.tensor([list(ids)]), past_key_values=self._cache, use_cache=True, logits_to_keep=wanted
@@ -96,16 +97,17 @@ class _Reading:
         self._next = int(logits[-1].argmax())
         return logits.log_softmax(-1)
 
-    def predictions(self, ids: list[int], prompt: int, progress: Callable[[int], None]) -> Tensor:
-        """Returns the log-probabilities [n, vocabulary] behind each token of the second half of the own tokens but
-        the last."""
+    def predictions(self, ids: list[int], progress: Callable[[int], None]) -> Tensor:
+        """Returns the log-probabilities [n, vocabulary] behind each token of the second half of those that were not
+        yet read but the last."""
         out = []
-        middle = (prompt + len(ids)) // 2
-        edges = [0, *range(prompt, len(ids), BLOCK), len(ids)]
+        read = self._cache.get_seq_length()
+        middle = (read + len(ids)) // 2
+        edges = [*range(read, len(ids), BLOCK), len(ids)]
         for first, last in zip(edges, edges[1:], strict=False):
             progress(first)
             wanted = torch.arange(min(max(0, middle - first), last - first), last - first)
-            got = self._read(ids[first:last], wanted if len(wanted) else 1)
+            got = self.read(ids[first:last], wanted if len(wanted) else 1)
             if len(wanted):
                 out.append(got)
         return torch.cat(out)[:-1]
@@ -114,11 +116,11 @@ class _Reading:
         out = []
         for question in then.questions:
             if question:
-                self._read(question)
+                self.read(question)
             own: list[int] = []
             while len(own) < then.tokens and self._next not in then.stop:
                 own.append(self._next)
-                self._read(own[-1:])
+                self.read(own[-1:])
             out.append(own)
         return out
 
@@ -131,42 +133,45 @@ class Document:
     def __init__(
         self, model: PreTrainedModel, ids: list[int], prompt: int, then: Continuation, progress: Callable[[int], None]
     ) -> None:
-        self._model, self._ids, self._prompt, self.progress = model, ids, prompt, progress
-        self._then = then
-        self._shapes = attention_layers(model, model.config.get_text_config(decoder=True))[0]
-        queries: list[list[Tensor]] = [[] for _ in self._shapes]
+        self._model, self._ids, self.progress, self._then = model, ids, progress, then
+        shapes = attention_layers(model, model.config.get_text_config(decoder=True))[0]
+        queries: list[list[Tensor]] = [[] for _ in shapes]
         rows: dict[int, tuple[Tensor, Tensor]] = {}
 
         def sink(index: int, q: Tensor, k: Tensor, v: Tensor) -> None:
             queries[index].append(q[0])
             rows[index] = (k[0], v[0])
 
-        reading = _Reading(model)
+        cache = DynamicCache()
+        reading = _Reading(model, cache)
         with captured(model, sink):
-            self._full = reading.predictions(ids, prompt, progress)
+            progress(0)
+            reading.read(ids[:prompt])
+            self._read = copy.deepcopy(cache)  # queries of the prompt attend to everything, whatever a policy says
+            self._full = reading.predictions(ids, progress)
         self.answers = reading.answers(then)
-        self._seen = [
-            Seen(torch.cat(q, 1).unflatten(0, (rows[i][0].shape[0], -1)), *rows[i], prompt, self._shapes[i].scale)
-            for i, q in enumerate(queries)
-        ]
+        self._layers = []
+        for q, (k, v), shape in zip(queries, (rows[i] for i in range(len(rows))), shapes, strict=True):
+            seen = Seen(torch.cat(q, 1).unflatten(0, (k.shape[0], -1)), k, v, prompt, shape.scale)
+            self._layers.append(Layer(seen, _no_scorer))
 
     @torch.no_grad()
-    def measure(self, cell: Cell, policy: Callable[[int], Policy]) -> tuple[dict[str, float], list[list[int]]]:
+    def measure(
+        self, cell: Cell, policy: Callable[[int], Policy], estimated: bool
+    ) -> tuple[dict[str, float], list[list[int]]]:
         """Returns the mean divergence KL(full || cell) in nats, the share of equal likeliest tokens, and the nats of
-        the text beyond full attention's; and what the model answers. With all retained, what left is dropped; else
-        the rest is estimated by what each head chose on the trace of full attention. `policy`: of so many tokens."""
+        the text beyond full attention's; and what the model answers. What left is dropped, or `estimated` by what
+        each head chose on the trace of full attention. `policy`: of so many tokens."""
         tokens = len(self._ids)
         retained = cell.retained(tokens)
         retrieved = cell.exact(tokens) - retained
         layers = []
-        for seen, shape in zip(self._seen, self._shapes, strict=True):
-            estimators = torch.zeros(seen.heads, dtype=torch.int64)
-            if retrieved:
-                estimators = Layer(seen, _no_scorer).choose(cell)
-            layers.append(Attending(policy(retained), retrieved, estimators, self._prompt, shape.scale))
-        reading = _Reading(self._model)
+        for layer in self._layers:
+            estimators = layer.choose(cell) if estimated else torch.zeros(layer.seen.heads, dtype=torch.int64)
+            layers.append(Attending(policy(retained), retrieved, estimators, layer.seen.upto(layer.seen.prompt)))
+        reading = _Reading(self._model, copy.deepcopy(self._read))
         with attending(self._model, layers):
-            own = reading.predictions(self._ids, self._prompt, self.progress)
+            own = reading.predictions(self._ids, self.progress)
             self.progress(tokens)
             answers = reading.answers(self._then)
         full, next_tokens = self._full, torch.tensor(self._ids[len(self._ids) - len(own) :])[:, None]

@@ -122,7 +122,7 @@ def _shown(e: Sequence[float], digits: int) -> str:
     return f"{e[0]:.{digits}f} [{e[1]:.{digits}f}, {e[2]:.{digits}f}]"
 
 
-def _head(*names: str) -> list[str]:
+def heading(*names: str) -> list[str]:
     return ["", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
 
 
@@ -137,42 +137,23 @@ def markdown(body: Mapping[str, Any]) -> str:
         "attention output over heads, 95% intervals over documents."
     ]
     for budget in budgets:
-        lines += ["", f"## {budget:.0%} exact", *_head("policy", *arms)]
+        lines += ["", f"## {budget:.0%} exact", *heading("policy", *arms)]
         for policy in policies:
             row = [found.get((policy, budget, arm)) for arm in arms]
             if any(row):
                 shown = [_shown(c["error"], 4) if c else "–" for c in row]
                 lines.append(f"| {policy} | " + " | ".join(shown) + " |")
-        lines += ["", "Errors over those of sinks + window in the same arm:", *_head("policy", *arms)]
+        lines += ["", "Errors over those of sinks + window in the same arm:", *heading("policy", *arms)]
         for policy in policies:
             row = [found.get((policy, budget, arm)) for arm in arms]
             if policy != "window" and any(row):
                 shown = [_shown(c["of_window"], 3) if c and "of_window" in c else "–" for c in row]
                 lines.append(f"| {policy} | " + " | ".join(shown) + " |")
         lines += ["", "Retrieved and estimated, over dropped, by quartile of heads (the sharpest first):"]
-        lines += _head("policy", "arm", *map(str, range(1, QUARTILES + 1)))
+        lines += heading("policy", "arm", *map(str, range(1, QUARTILES + 1)))
         for policy in policies:
             for arm in arms:
                 if (c := found.get((policy, budget, arm))) and "of_drop" in c:
                     shown = [_shown(e, 3) for e in c["of_drop"]]
                     lines.append(f"| {policy} | {arm} | " + " | ".join(shown) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def kl_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Returns what the model predicts and writes under each cell, means over the documents that have it: one with
-    facts has answers, any other a free text."""
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["method"], {})[row["key"][0]] = row
-    columns = {"kl": ("KL, nats", 4), "same": ("same next token", 3), "nats": ("nats beyond full", 4),
-               "alike": ("of 64 written, alike", 3), "answers": ("answers", 3)}
-    lines = _head("policy / budget / share retained", "texts", *(title for title, _ in columns.values()))
-    for method, by_document in found.items():
-        rows_of = [row for _, row in sorted(by_document.items())]
-        shown = []
-        for what, (_, digits) in columns.items():
-            each = [float(row[what]) for row in rows_of if what in row]
-            shown.append(_shown((float(np.mean(each)), *interval(each)), digits) if each else "–")
-        lines.append(f"| {method} | {len(rows_of)} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"

@@ -97,7 +97,7 @@ class Layer:
     """Measures cells on one layer of one document; what a policy retains at a budget is found once."""
 
     def __init__(self, seen: Seen, scorer: Callable[[str], Scorer]) -> None:
-        self._seen, self._scorer = seen, scorer
+        self.seen, self._scorer = seen, scorer
         self.at = asked_at(seen.prompt, seen.tokens)
         self.asked = Asked(seen, self.at)
         self._measured = self.at >= (seen.prompt + seen.tokens) // 2
@@ -108,19 +108,19 @@ class Layer:
         if name not in FORESEEN:
             return self._scorer(name)
         if self._target is None:
-            self._target = future_attention(self._seen, WINDOW)
+            self._target = future_attention(self.seen, WINDOW)
         return Foreseen(self._target, FORESEEN[name])
 
     def leaves(self, policy: str, budget: int) -> Tensor:
         if (policy, budget) not in self._leaves:
             one = make(policy, budget, self._scorer_of)
-            one.advance(self._seen)
+            one.advance(self.seen)
             self._leaves[policy, budget] = one.leaves
         return self._leaves[policy, budget]
 
     def _retained(self, cell: Cell) -> tuple[Tensor, int]:
         """Returns what a cell retains [H, n, T], and how many more it retrieves."""
-        exact, retained = cell.exact(self._seen.tokens), cell.retained(self._seen.tokens)
+        exact, retained = cell.exact(self.seen.tokens), cell.retained(self.seen.tokens)
         mask = kept(self.leaves(cell.policy, retained), self.at)
         counts = mask.sum(-1)
         if bool((counts != retained).any()):

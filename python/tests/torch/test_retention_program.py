@@ -18,7 +18,8 @@ from prefixd.evaluate.stats import ratio_interval
 from prefixd.retention.__main__ import main
 from prefixd.retention.asked import Continuation, Task
 from prefixd.retention.attend import ESTIMATORS, Asked
-from prefixd.retention.inside import Document
+from prefixd.retention.inside import Document, method
+from prefixd.retention.inside_report import inside_summary, inside_table
 from prefixd.retention.record import Recorded, record
 from prefixd.retention.report import DROP, Measured, Tables, markdown, offload, summary
 from prefixd.retention.run import CHOICE, Cell, Layer, asked_at, errors_of
@@ -132,14 +133,14 @@ def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
     model.set_attn_implementation("sdpa")
     # It writes behind the question, and goes on from there.
     assert document.answers == [written[:3], written[3:6]]
-    got, answers = document.measure(Cell("window", 0.1, 1), SinksAndWindow)
+    got, answers = document.measure(Cell("window", 0.1, 1), SinksAndWindow, False)
     assert got["kl"] == pytest.approx(float((full.exp() * (full - own)).sum(-1).mean()), rel=1e-3) and got["kl"] > 0
     assert got["same"] == pytest.approx(float((full.argmax(-1) == own.argmax(-1)).float().mean()))
     true = torch.tensor(ids[261:])[:, None]
     assert got["nats"] == pytest.approx(float((full - own).gather(1, true).mean()), abs=1e-5)
     # What is retrieved and estimated brings it nearer; with everything exact nothing is lost.
-    assert document.measure(Cell("window", 0.1, 0.5), SinksAndWindow)[0]["kl"] < got["kl"]
-    got, answers = document.measure(Cell("window", 1, 1), lambda retained: SinksAndWindow(500))
+    assert document.measure(Cell("window", 0.1, 0.5), SinksAndWindow, True)[0]["kl"] < got["kl"]
+    got, answers = document.measure(Cell("window", 1, 1), lambda retained: SinksAndWindow(500), False)
     assert got["kl"] == pytest.approx(0, abs=1e-6) and answers == document.answers
 
 
@@ -159,10 +160,30 @@ def test_answers_and_free_texts_are_told() -> None:
 
 
 @pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"], ["--kl"],
-                                     ["--facts", "1"]])
+                                     ["--facts", "1"], ["--estimated"]])
 def test_what_is_wrong_is_said(options: list[str], checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["--model", str(checkpoint), "--out", str(tmp_path), *options])
+
+
+def test_what_is_inside_is_paired_with_dropped_by_text() -> None:
+    dropped, retrieved = method(Cell("tova", 0.05, 1), False), method(Cell("tova", 0.05, 0.5), True)
+    assert method(Cell("tova", 0.05, 1), True) == "tova/0.05/1/estimated"
+
+    def row(text: str, name: str, kl: float) -> dict[str, object]:
+        return {"key": [text, 2000, 800], "method": name, "kl": kl, "same": 0.5, "nats": -kl, "answers": 1.0}
+
+    rows = [row("a", dropped, 0.4), row("b", dropped, 0.2), row("b", retrieved, 0.02), row("a", retrieved, 0.1),
+            row("c", retrieved, 7.0), row("a", "tova/0.1/0.5", 3.0)]  # fmt: skip
+    body = inside_summary(rows)
+    by = {one["method"]: one for one in body["methods"]}
+    assert by[retrieved]["texts"] == ["a", "b", "c"] and by[retrieved]["kl"][0] == pytest.approx(7.12 / 3)
+    # The third text has nothing that it could be paired with.
+    assert by[retrieved]["kl_of_dropped"] == pytest.approx([0.12 / 0.6, *ratio_interval([0.1, 0.02], [0.4, 0.2])])
+    assert "kl_of_dropped" not in by[dropped] and "kl_of_dropped" not in by["tova/0.1/0.5"]
+    assert by["tova/0.1/0.5"]["kl"] == [3.0, None, None] and "alike" not in by[dropped]
+    json.dumps(body, allow_nan=False)
+    assert "| tova/0.1/0.5 | 1 | 3.0000 | – |" in inside_table(body)
 
 
 def test_the_report_pairs_by_document_and_sorts_heads_by_entropy() -> None:

@@ -1,0 +1,59 @@
+"""Tells what a model predicts, writes and answers with a policy inside it, beside full attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from prefixd.evaluate.stats import interval, ratio_interval
+from prefixd.retention.report import heading
+
+# What a row may have: its title, and the digits that are shown.
+COLUMNS = {
+    "kl": ("KL, nats", 4), "kl_of_dropped": ("KL, of dropped", 4), "same": ("same next token", 3),
+    "nats": ("nats beyond full", 4), "alike": ("of 64 written, alike", 3), "answers": ("answers", 3),
+}  # fmt: skip
+
+
+def _mean(each: list[float], ends: tuple[float, float], mean: float | None = None) -> list[float | None]:
+    """Returns a mean and the ends of its interval; None for those of a single text."""
+    return [float(np.mean(each)) if mean is None else mean, *(e if math.isfinite(e) else None for e in ends)]
+
+
+def inside_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns each method's means over the texts that have it, with 95% intervals: one with facts has answers, any
+    other a free text. `kl_of_dropped` is over the same policy and budget with what left dropped, paired by text."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["method"], {})[row["key"][0]] = row
+    methods = []
+    for method, by_text in found.items():
+        of = [by_text[text] for text in sorted(by_text)]
+        one: dict[str, Any] = {"method": method, "texts": sorted(by_text)}
+        for what in COLUMNS:
+            if each := [float(row[what]) for row in of if what in row]:
+                one[what] = _mean(each, interval(each))
+        dropped = "/".join([*method.split("/")[:2], "1"])
+        both = sorted(by_text.keys() & found.get(dropped, {}).keys())
+        if dropped != method and both:
+            above, below = ([found[m][text]["kl"] for text in both] for m in (method, dropped))
+            one["kl_of_dropped"] = _mean(above, ratio_interval(above, below), sum(above) / sum(below))
+        methods.append(one)
+    return {"methods": methods}
+
+
+def _shown(e: list[float | None] | None, digits: int) -> str:
+    if e is None:
+        return "–"
+    return f"{e[0]:.{digits}f}" + ("" if e[1] is None else f" [{e[1]:.{digits}f}, {e[2]:.{digits}f}]")
+
+
+def inside_table(body: Mapping[str, Any]) -> str:
+    lines = heading("policy / budget / share retained", "texts", *(title for title, _ in COLUMNS.values()))
+    for one in body["methods"]:
+        shown = [_shown(one.get(what), digits) for what, (_, digits) in COLUMNS.items()]
+        lines.append(f"| {one['method']} | {len(one['texts'])} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
