@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <numeric>
 #include <queue>
 #include <utility>
 
@@ -27,43 +29,86 @@ std::vector<uint8_t> AllocateDigits(std::span<const double> variances, uint32_t 
 
 namespace {
 
-double CodeOf(double x, double low, double step, double top) {
-  return std::clamp(std::nearbyint((x - low) / step), 0.0, top);
+using Floats = float __attribute__((vector_size(16)));
+using Whole = int32_t __attribute__((vector_size(16)));
+constexpr size_t kLanes = 4, kRun = 64;  // elements of a lane that are summed in float32
+
+// Sums over x, standardised, and over the codes that it gets, about their middle.
+struct Sums {
+  double error = 0, c = 0, cc = 0, cx = 0;
+};
+
+// `low` and `step` are those of codes 0 to `top`.
+Sums Assign(std::span<const float> x, float low, float step, float top) {
+  const Floats none = {};
+  const float per_step = 1 / step, half = top / 2;
+  Sums out;
+  const size_t whole = x.size() / kLanes * kLanes;
+  for (size_t begin = 0; begin < whole; begin += kRun * kLanes) {
+    const size_t end = std::min(whole, begin + kRun * kLanes);
+    Floats error = none, c = none, cc = none, cx = none;
+    for (size_t i = begin; i < end; i += kLanes) {
+      Floats v;
+      std::memcpy(&v, x.data() + i, sizeof v);
+      Floats at = (v - low) * per_step;
+      at = at < 0.0f ? none : at;
+      at = at > top ? none + top : at;
+      const Floats code =
+          __builtin_convertvector(__builtin_convertvector(at + 0.5f, Whole), Floats);
+      const Floats miss = v - low - step * code, centred = code - half;
+      error += miss * miss;
+      c += centred;
+      cc += centred * centred;
+      cx += centred * v;
+    }
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      out.error += error[lane];
+      out.c += c[lane];
+      out.cc += cc[lane];
+      out.cx += cx[lane];
+    }
+  }
+  for (const float v : x.subspan(whole)) {
+    const float code = std::floor(std::clamp((v - low) * per_step, 0.0f, top) + 0.5f);
+    const float miss = v - low - step * code, centred = code - half;
+    out.error += miss * miss;
+    out.c += centred;
+    out.cc += centred * centred;
+    out.cx += centred * v;
+  }
+  return out;
 }
 
 }  // namespace
 
-Steps FitSteps(std::span<const double> x, uint32_t levels) {
-  const double n = double(x.size()), top = levels - 1;
+Steps FitSteps(std::span<const float> x, uint32_t levels) {
+  const double n = double(x.size());
+  const auto top = static_cast<float>(levels - 1);
   double mean = 0, square = 0;
   const auto [least, most] = std::minmax_element(x.begin(), x.end());
   for (const double v : x) mean += v / n;
   for (const double v : x) square += (v - mean) * (v - mean) / n;
   const double sigma = std::sqrt(square);
   if (!(sigma > 0) || !(*most > *least)) return {mean, 0, 0};
+  std::vector<float> z(x.size());
+  for (size_t i = 0; i < x.size(); ++i) z[i] = static_cast<float>((x[i] - mean) / sigma);
+  const double sum = std::accumulate(z.begin(), z.end(), 0.0);
+  const auto [low, high] = std::minmax_element(z.begin(), z.end());
   Steps best;
-  for (const double width : {1.5, 2.2, 3.0, 4.5, 0.0}) {  // 0: all of the range
-    Steps now{mean - width * sigma, 2 * width * sigma / top, 0};
-    if (width == 0) now = {*least, (*most - *least) / top, 0};
+  for (const float width : {1.5f, 2.2f, 3.0f, 4.5f, 0.0f}) {  // 0: all of the range
+    Steps now{-width, 2 * width / top, 0};
+    if (width == 0) now = {*low, (*high - *low) / top, 0};
     for (int round = 0; round < 6 && now.step > 0; ++round) {
-      double c1 = 0, c2 = 0, xc = 0;
-      now.error = 0;
-      for (const double v : x) {
-        const double c = CodeOf(v, now.low, now.step, top);
-        const double miss = v - now.low - now.step * c;
-        now.error += miss * miss;
-        c1 += c;
-        c2 += c * c;
-        xc += c * v;
-      }
+      const Sums sums = Assign(z, static_cast<float>(now.low), static_cast<float>(now.step), top);
+      now.error = sums.error;
       if (now.error < best.error) best = now;
-      const double spread = c2 - c1 * c1 / n;
+      const double spread = sums.cc - sums.c * sums.c / n;
       if (!(spread > 0)) break;
-      now.step = (xc - c1 * mean) / spread;
-      now.low = mean - now.step * c1 / n;
+      now.step = (sums.cx - sums.c * sum / n) / spread;
+      now.low = sum / n - now.step * (sums.c / n + top / 2);
     }
   }
-  return best;
+  return {mean + sigma * best.low, sigma * best.step, sigma * sigma * best.error};
 }
 
 }  // namespace prefixd::index

@@ -19,7 +19,8 @@ std::vector<uint8_t> AllocateDigits(std::span<const double> variances, uint32_t 
 struct Steps {
   double low = 0, step = 0, error = std::numeric_limits<double>::infinity();
 };
-// Least squares in turns with assignment, from several widths. step 0: all of x is alike.
-Steps FitSteps(std::span<const double> x, uint32_t levels);
+// Least squares in turns with assignment, from several widths; sums in float32. step 0: all of x
+// is alike. x: at least one, finite.
+Steps FitSteps(std::span<const float> x, uint32_t levels);
 
 }  // namespace prefixd::index

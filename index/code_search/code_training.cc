@@ -15,7 +15,7 @@ namespace {
 
 // Keys beyond have no squares in float32.
 constexpr float kLargest = 1e17f;
-constexpr size_t kMeanKeys = 8192, kFitKeys = 8192, kFitMeans = 4096;
+constexpr size_t kMeanKeys = 8192, kFitKeys = 8192, kFitSteps = 4096;
 
 // y = matrix (x - origin), of many x at once.
 class Turn {
@@ -58,11 +58,11 @@ RowsView FloatRows(std::span<const float> values, uint32_t dim) {
 
 // Keys in blocks: what is known before there are codes.
 struct Blocks {
-  std::vector<uint16_t> tokens;   // as BlockCodes has them
-  std::vector<float> means;       // [n_blocks][dim]
-  std::vector<float> squares;     // [n_blocks], mean of |y - mean|^2
-  size_t stride = 1;              // of the blocks that are sampled
-  std::vector<double> residuals;  // [keys of sampled blocks][dim]
+  std::vector<uint16_t> tokens;  // as BlockCodes has them
+  std::vector<float> means;      // [n_blocks][dim]
+  std::vector<float> squares;    // [n_blocks], mean of |y - mean|^2
+  size_t stride = 1;             // of the blocks that are sampled
+  std::vector<float> residuals;  // [keys of sampled blocks][dim]
 };
 
 // Keys less `origin`; names the row of one that is not finite.
@@ -105,7 +105,7 @@ Result<Blocks> FormBlocks(const RowsView& keys, std::span<const double> origin) 
         for (uint32_t d = 0; d < dim; ++d) {
           const double miss = double{row[d]} - mean[d];
           square += miss * miss;
-          if (block % out.stride == 0) out.residuals.push_back(miss);
+          if (block % out.stride == 0) out.residuals.push_back(static_cast<float>(miss));
         }
       }
       out.squares[block] = static_cast<float>(square / double(in_block));
@@ -115,16 +115,23 @@ Result<Blocks> FormBlocks(const RowsView& keys, std::span<const double> origin) 
   return out;
 }
 
-// sum over rows of row^T row / rows: [dim][dim]
-std::vector<double> SecondMoment(std::span<const double> rows, uint32_t dim) {
+// sum over rows of row^T row / rows: [dim][dim]. Some rows are summed in float32, all in float64.
+std::vector<double> SecondMoment(std::span<const float> rows, uint32_t dim) {
+  constexpr size_t kSome = 64;
   std::vector<double> m(size_t{dim} * dim);
+  std::vector<float> some(m.size());
   const size_t n = rows.size() / dim;
-  for (size_t r = 0; r < n; ++r) {
-    const double* row = rows.data() + r * dim;
-    for (uint32_t a = 0; a < dim; ++a) {
-      double* out = m.data() + size_t{a} * dim;
-      for (uint32_t b = 0; b <= a; ++b) out[b] += row[a] * row[b];
+  for (size_t begin = 0; begin < n; begin += kSome) {
+    std::fill(some.begin(), some.end(), 0.0f);
+    for (size_t r = begin; r < std::min(n, begin + kSome); ++r) {
+      const float* row = rows.data() + r * dim;
+      for (uint32_t a = 0; a < dim; ++a) {
+        float* __restrict out = some.data() + size_t{a} * dim;
+        const float x = row[a];
+        for (uint32_t b = 0; b <= a; ++b) out[b] += x * row[b];
+      }
     }
+    for (size_t i = 0; i < m.size(); ++i) m[i] += some[i];
   }
   for (uint32_t a = 0; a < dim; ++a) {
     for (uint32_t b = 0; b <= a; ++b) {
@@ -199,10 +206,10 @@ class Encoder {
     turn(FloatRows(blocks_.means, dim_), centres_);
     const std::vector<double> variances = Variances(centres_, dim_);
     const std::vector<uint8_t> digits = AllocateDigits(variances, CodeFields(dim_));
-    const size_t n = blocks_.squares.size(), stride = (n + kFitMeans - 1) / kFitMeans;
+    const size_t n = blocks_.squares.size(), stride = (n + kFitSteps - 1) / kFitSteps;
     mean_codes_.resize(centres_.size());
     missed_.resize(centres_.size());
-    std::vector<double> sample;
+    std::vector<float> sample;
     for (uint32_t i = 0; i < dim_; ++i) {
       Axis& axis = axes_[i];
       axis.variance = std::max(0.0, eigen_.values[i]);
@@ -232,16 +239,16 @@ class Encoder {
     variances.reserve(axes_.size());
     for (const Axis& axis : axes_) variances.push_back(axis.variance);
     const std::vector<uint8_t> digits = AllocateDigits(variances, CodeFields(dim_));
-    std::vector<double> sample;
+    std::vector<float> turned, sample;  // residuals along the axes
+    Turn turn(eigen_.vectors, std::vector<double>(dim_, 0.0), dim_);
+    turn(FloatRows(blocks_.residuals, dim_), turned);
+    const size_t n = turned.size() / dim_, stride = (n + kFitSteps - 1) / kFitSteps;
     for (uint32_t i = 0; i < dim_; ++i) {
       if (digits[i] == 0) continue;
-      const double* v = eigen_.vectors.data() + size_t{i} * dim_;
       sample.clear();
-      for (size_t r = 0; r < blocks_.residuals.size() / dim_; ++r) {
+      for (size_t r = 0; r < n; r += stride) {
         const size_t block = r / kCodeBlockKeys * blocks_.stride;
-        double x = missed_[block * dim_ + i];
-        for (uint32_t d = 0; d < dim_; ++d) x += v[d] * blocks_.residuals[r * dim_ + d];
-        sample.push_back(x);
+        sample.push_back(missed_[block * dim_ + i] + turned[r * dim_ + i]);
       }
       axes_[i].key = FitSteps(sample, 1u << 2 * digits[i]);
       if (axes_[i].key.step > 0) axes_[i].key_digits = digits[i];
