@@ -52,6 +52,7 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
                   SearchScratch& scratch) {
   const uint32_t heads = request.group;
   const float cap = request.layer.softcap;
+  const bool every = fraction >= 1;  // nothing is weighed: each block is scanned
   const CodeScanTable& kernels = CodeScan();
   size_t all = 0;
   for (const CodePart& part : parts) all += part.end_block() - part.first_block();
@@ -60,8 +61,8 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
   // [heads][all blocks]: the mass that each is taken for, and the largest score that is likely.
   std::vector<float>& masses_of = scratch.block_masses;
   std::vector<float>& high_of = scratch.scores;
-  masses_of.resize(heads * all);
-  if (high_of.size() < heads * all) high_of.resize(heads * all);
+  if (!every) masses_of.resize(heads * all);
+  if (!every && high_of.size() < heads * all) high_of.resize(heads * all);
   const float full = std::log(float(kCodeBlockKeys));
   size_t at = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -86,6 +87,7 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
       const int16_t* mean = means.data() + g * choice.ld_bias;
       kernels.scaled(mean, n, choice.queries.units_of_mean[g],
                      choice.bias.data() + g * choice.ld_bias);
+      if (every) continue;
       float* mass = masses_of.data() + g * all + at;
       float* high = high_of.data() + g * all + at;
       kernels.block_scores(mean, spreads, n, {q.mul[g], q.add[g], choice.queries.spread[g]}, mass,
@@ -97,7 +99,16 @@ void ChooseBlocks(const SearchRequest& request, std::span<const CodePart> parts,
       for (const uint32_t b : partial) mass[b] += std::log(float(some[b])) - full;
     }
     at += n;
+    if (!every) continue;
+    choice.chosen.clear();
+    choice.some.clear();
+    for (size_t b = 0; b < n; ++b) {
+      if (some[b] == 0) continue;
+      choice.chosen.push_back(static_cast<uint32_t>(b));
+      choice.some.push_back(some[b]);
+    }
   }
+  if (every) return;
   HeadMasses whole(heads);
   for (uint32_t g = 0; g < heads; ++g) whole.AddScores(g, {masses_of.data() + g * all, all});
   const std::vector<double> lse = whole.LogSumExp();

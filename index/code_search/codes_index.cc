@@ -28,7 +28,8 @@ class CodesIndex final : public KeyIndex {
   size_t memory_bytes() const override { return book_.bytes() + arrays_.bytes().size(); }
   float effort() const override { return effort_; }
   std::vector<float> efforts() const override {
-    return {0.5f, 0.55f, 0.6f, 0.65f, 0.7f, 0.8f, 0.9f, 1, 1.25f, 1.6f};
+    // Never below 1: a key that is unlike its block is found by its own code alone.
+    return {1, 1.25f, 1.6f};
   }
   Status SetEffort(float effort) override {
     if (!(effort > 0 && effort <= 20)) {

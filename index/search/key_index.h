@@ -123,12 +123,12 @@ Result<std::unique_ptr<KeyIndex>> BuildIvfIndex(const RowsView& keys, TokenRange
 inline constexpr uint32_t kMinCodeKeys = 1024;
 
 // Compact codes (index/codes/block_codes.h), a quarter of a byte a key dimension: keys that are
-// alike share a block; of the blocks, effort() says what part is scanned, the best by their means
-// and spreads; all keys that could be among the k best, as far as their codes are known to miss,
-// are re-ranked with their exact keys, at least kShortListFactor k where there are so many. An
-// effort above 1 scans all blocks and takes codes to miss so many times more. Approximate cuts,
-// except where so few candidates lie inside covered() that they are searched exactly; candidates
-// outside always are.
+// alike share a block; all blocks are scanned, and all keys that could be among the k best, as far
+// as their codes are known to miss, are re-ranked with their exact keys, at least kShortListFactor
+// k where there are so many. An effort above 1 takes codes to miss so many times more; one below 1,
+// which no tuning sets, scans only that part of the blocks, the best by their means and spreads.
+// Approximate cuts, except where so few candidates lie inside covered() that they are searched
+// exactly; candidates outside always are.
 //   keys: row i is token covered.begin + i; read during the call only.
 // kInvalidArgument: NaN or Inf keys; fewer than kMinCodeKeys keys (use MakeExactIndex).
 Result<std::unique_ptr<KeyIndex>> BuildCodesIndex(const RowsView& keys, TokenRange covered);

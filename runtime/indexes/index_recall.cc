@@ -44,7 +44,8 @@ std::string RecallBlobName(index::IndexKind kind) {
 }
 
 std::string RecallProducer(index::IndexKind kind, const RuntimeOptions& options) {
-  return IndexProducer(kind, options.anchors) + " target=" + std::to_string(options.recall_target);
+  return IndexProducer(kind, options.anchors) +
+         " recall/2 target=" + std::to_string(options.recall_target);
 }
 
 bool MeetsTarget(uint32_t queries, double recall, const RuntimeOptions& options) {

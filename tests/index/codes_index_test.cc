@@ -70,6 +70,43 @@ TEST_F(CodesIndexTest, CutsAreNearTheTruth) {
   }
 }
 
+// What an induction head does: all weight on one key, by what sets it apart from those around it.
+// The mean and the spread of its block do not show it, only its own code does.
+TEST(CodesOfOutliers, AKeyUnlikeItsBlockIsFoundAtTheLeastEffort) {
+  constexpr uint32_t kWide = 64, kKeys = 4096, kTopics = 40;
+  Random random(prefixd::testing::Seed("AKeyUnlikeItsBlockIsFound"));
+  const std::vector<float> topics = Normal(random, size_t{kTopics} * kWide, 1.5f);
+  const std::vector<float> apart = Normal(random, size_t{kKeys} * kWide);
+  std::vector<float> keys = apart;
+  std::vector<uint32_t> topic(kKeys);
+  for (uint32_t t = 0; t < kKeys; ++t) {
+    topic[t] = Uniform(random, 0, kTopics - 1);
+    for (uint32_t d = 0; d < kWide; ++d) keys[t * kWide + d] += topics[topic[t] * kWide + d];
+  }
+  const TestRows rows(keys, kWide, DType::kBf16);
+  auto index = BuildCodesIndex(rows.view(), {0, kKeys});
+  ASSERT_TRUE(index.ok()) << index.error().ToString();
+  ASSERT_TRUE((*index)->SetEffort((*index)->efforts().front()).ok());
+  int asked = 0;
+  for (int round = 0; round < 400; ++round) {
+    const uint32_t wanted = Uniform(random, 0, kKeys - 1);
+    std::vector<float> query(kWide);
+    for (uint32_t d = 0; d < kWide; ++d) {
+      query[d] = 3 * apart[wanted * kWide + d] - 0.5f * topics[topic[wanted] * kWide + d];
+    }
+    const SearchRequest request = RequestOver(rows, query, {0, kKeys}, kKeys / 100);
+    const Truth truth = TrueRanks(request, rows);
+    const double weight = std::exp(truth.scores[wanted] - truth.lse[0]);
+    if (weight < 0.1) continue;
+    ++asked;
+    const auto found = (*index)->Search(request);
+    ASSERT_TRUE(found.ok()) << found.error().ToString();
+    EXPECT_TRUE(std::ranges::find(found->ids, wanted) != found->ids.end())
+        << "token " << wanted << " with weight " << weight;
+  }
+  EXPECT_GT(asked, 30);
+}
+
 TEST_F(CodesIndexTest, SomeOfTheBlocksFindMost) {
   double before = 0;
   for (const float effort : {0.25f, 0.5f, 1.0f, 1.6f}) {
