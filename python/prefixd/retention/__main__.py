@@ -53,13 +53,12 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m prefixd.retention", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = tuple(texts.KINDS)
-    usual = [n for n in NAMES if n not in LEARNT]
     a.add_argument("--model", type=Path, required=True, help="a Hugging Face checkpoint's directory")
     a.add_argument("--out", type=Path, required=True, help="directory for traces, scorers, rows and the report")
     a.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
-    a.add_argument("--policies", type=names_of(NAMES), default=usual,
+    a.add_argument("--policies", type=names_of(NAMES),
                    help=f"{', '.join(NAMES)} (all but the last two, which need --train before; the foreseen ones look "
-                   "ahead)")
+                   "ahead, and --kl leaves them out, too)")
     a.add_argument("--budgets", type=_numbers, default=[0.05, 0.1, 0.25],
                    help="exact tokens as shares of the whole text (0.05,0.1,0.25)")
     a.add_argument("--shares", type=_numbers, default=[1.0, 0.5],
@@ -239,6 +238,8 @@ def main(argv: list[str] | None = None) -> int:
         a.error("--prompt must be at least 64, --tokens at least 256 more")
     if any(not 0 < b < 1 for b in o.budgets) or any(not 0 <= s <= 1 for s in o.shares):
         a.error("--budgets lie between 0 and 1, --shares between 0 and 1")
+    if o.policies is None:
+        o.policies = list(PLAIN) if o.kl else [n for n in NAMES if n not in LEARNT]
     if o.kl and any(p not in PLAIN for p in o.policies):
         a.error("--kl takes no policies that need scorers: " + ", ".join(p for p in o.policies if p not in PLAIN))
     if (o.facts or o.estimated) and not o.kl:

@@ -159,7 +159,8 @@ def test_answers_and_free_texts_are_told() -> None:
     assert facts.told([], right) == {"answers": 1.0} and facts.told([], [right[0], *right[:3]]) == {"answers": 0.25}
 
 
-@pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"], ["--kl"],
+@pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"],
+                                     ["--kl", "--policies", "foreseen"],
                                      ["--facts", "1"], ["--estimated"]])
 def test_what_is_wrong_is_said(options: list[str], checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
