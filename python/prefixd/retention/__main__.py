@@ -35,7 +35,8 @@ from prefixd.evaluate.compare.journal import Journal
 from prefixd.retention import inside, learn
 from prefixd.retention.asked import Task
 from prefixd.retention.inside_report import inside_summary, inside_table
-from prefixd.retention.policies import LEARNT, NAMES, PLAIN, WINDOW
+from prefixd.retention.kvpop import Scorer
+from prefixd.retention.policies import FORESEEN, LEARNT, NAMES, PLAIN, WINDOW
 from prefixd.retention.record import Recorded, record
 from prefixd.retention.report import Measured, Tables, markdown, summary
 from prefixd.retention.run import Cell, Plan, measure, missing
@@ -57,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--out", type=Path, required=True, help="directory for traces, scorers, rows and the report")
     a.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     a.add_argument("--policies", type=names_of(NAMES),
-                   help=f"{', '.join(NAMES)} (all but the last two, which need --train before; the foreseen ones look "
-                   "ahead, and --kl leaves them out, too)")
+                   help=f"{', '.join(NAMES)} (all but the last two, which need --train before, for --kl with "
+                   "--layer-step 1; the foreseen ones look ahead, and --kl leaves them out, too)")
     a.add_argument("--budgets", type=_numbers, default=[0.05, 0.1, 0.25],
                    help="exact tokens as shares of the whole text (0.05,0.1,0.25)")
     a.add_argument("--shares", type=_numbers, default=[1.0, 0.5],
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     a.add_argument("--documents", type=int, default=2, help="measured of each kind (%(default)s)")
     a.add_argument("--train", action="store_true", help="train KVpop's scorers instead of measuring")
     a.add_argument("--kl", action="store_true", help="measure predictions instead: with share 1 what left is dropped, "
-                   "with less it is retrieved and estimated; no policies that need scorers")
+                   "with less it is retrieved and estimated")
     a.add_argument("--estimated", action="store_true", help="with --kl and share 1: also what is predicted where what "
                    "left is estimated instead of dropped")
     a.add_argument("--facts", type=int, default=0, metavar="N",
@@ -77,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
                    "(%(default)s)")
     a.add_argument("--prompt", type=int, default=2000, help="tokens of the prompt (%(default)s)")
     a.add_argument("--tokens", type=int, default=7000, help="tokens in all (%(default)s)")
-    a.add_argument("--layer-step", type=int, default=6, help="every so many layers, from the second on (%(default)s)")
+    a.add_argument("--layer-step", type=int, default=6,
+                   help="every so many layers, from the second on (%(default)s); 1: all")
     a.add_argument("--minutes", type=float, help="stop after so long; the same command goes on")
     a.add_argument("--jobs", type=int, default=os.cpu_count(), help="layers that are measured beside each other; one "
                    "for each core")
@@ -95,9 +97,11 @@ class Work:
         self._end = None if o.minutes is None else time.monotonic() + o.minutes * 60
         o.out.mkdir(parents=True, exist_ok=True)
         config = json.loads((o.model / "config.json").read_text())
+        self._layers: int = config["num_hidden_layers"]
         self.plan = Plan(
-            o.policies, o.budgets, o.shares, range(1, config["num_hidden_layers"], o.layer_step), o.prompt, o.tokens
-        )
+            o.policies, o.budgets, o.shares,
+            range(min(1, o.layer_step - 1), self._layers, o.layer_step), o.prompt, o.tokens,
+        )  # fmt: skip
         found = texts.kept(o.out / "texts.jsonl", o.kinds, o.documents + o.training_documents, SEED)
         self._texts = [t for kind in found.values() for t in kind]
 
@@ -179,29 +183,40 @@ class Work:
 
     def measure_inside(self) -> None:
         journal = Journal(self._o.out / "kl.jsonl")
+        for name in set(LEARNT) & set(self._o.policies):
+            for layer in range(self._layers):  # is said before anything is read
+                self._scorer(layer, name)
         for task in self._tasks():
             key = (task.name, self.plan.tokens, self.plan.prompt)
             cells = [(c, e) for c, e in self._cells_inside() if not journal.has(key, inside.method(c, e))]
             if not cells:
                 continue
             document = inside.Document(
-                self._model, task.ids, self.plan.prompt, task.then, functools.partial(self._at, f"{task.name}: full")
+                self._model, task.ids, self.plan.prompt, task.then, functools.partial(self._at, f"{task.name}: full"),
+                self._scorer,
             )
             full = {"kl": 0.0, "same": 1.0, "nats": 0.0, **task.told(document.answers, document.answers)}
             journal.add({"key": list(key), "method": "full", **full})
             for cell, estimated in cells:
                 method = inside.method(cell, estimated)
                 document.progress = functools.partial(self._at, f"{task.name}: {method}")
-                got, answers = document.measure(cell, PLAIN[cell.policy], estimated)
+                got, answers = document.measure(cell, estimated)
                 journal.add({"key": list(key), "method": method, **got, **task.told(document.answers, answers)})
-        body = inside_summary(journal.rows)
+        keys = [[t.name, self.plan.tokens, self.plan.prompt] for t in self._tasks()]
+        body = inside_summary(r for r in journal.rows if r["key"] in keys)
         if self._o.json:
             self._o.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print("\r" + " " * 72 + "\r" + inside_table(body))
 
+    def _scorer(self, layer: int, name: str) -> Scorer:
+        return learn.load_scorer(self._o.out, self._digest, layer, name)
+
     def _cells_inside(self) -> Iterator[tuple[Cell, bool]]:
-        """Yields cells, and whether what left is estimated: always where something is retrieved."""
+        """Yields cells, and whether what left is estimated: always where something is retrieved. KVpop's window wants
+        more than the smallest budgets have."""
         for cell in self.plan.cells():
+            if cell.policy in LEARNT and cell.retained(self.plan.tokens) <= learn.SINKS + WINDOW:
+                continue
             if cell.retained(self.plan.tokens) < cell.exact(self.plan.tokens):
                 yield cell, True
                 continue
@@ -215,7 +230,7 @@ class Work:
             return
         loaded = [learn.load(self._recorded(t), self.plan.layers, self.plan.prompt) for t in self._some(training=True)]
         cells = [Cell("", b, s) for b in self._o.budgets for s in self._o.shares]
-        bests = sorted({c.retained(self.plan.tokens) - learn.SINKS - WINDOW for c in cells})
+        bests = sorted({max(1, c.retained(self.plan.tokens) - learn.SINKS - WINDOW) for c in cells})
         for name in wanted:
             recent: list[float] = []
 
@@ -240,8 +255,10 @@ def main(argv: list[str] | None = None) -> int:
         a.error("--budgets lie between 0 and 1, --shares between 0 and 1")
     if o.policies is None:
         o.policies = list(PLAIN) if o.kl else [n for n in NAMES if n not in LEARNT]
-    if o.kl and any(p not in PLAIN for p in o.policies):
-        a.error("--kl takes no policies that need scorers: " + ", ".join(p for p in o.policies if p not in PLAIN))
+    if o.kl and any(p in FORESEEN for p in o.policies):
+        a.error("--kl takes no policies that look ahead: " + ", ".join(p for p in o.policies if p in FORESEEN))
+    if o.layer_step < 1:
+        a.error("--layer-step must be at least 1")
     if (o.facts or o.estimated) and not o.kl:
         a.error("--facts and --estimated need --kl: they are of a model that has the policy inside")
     if o.threads:

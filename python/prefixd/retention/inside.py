@@ -5,6 +5,7 @@ asked, or goes on by itself."""
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import sdpa_mask
 
 from prefixd.retention.asked import Continuation
-from prefixd.retention.attend import ESTIMATORS, Asked
-from prefixd.retention.policy import Policy
+from prefixd.retention.attending import Attending
+from prefixd.retention.kvpop import Scorer
+from prefixd.retention.policies import make
 from prefixd.retention.run import Cell, Layer
-from prefixd.retention.seen import Seen, kept
+from prefixd.retention.seen import Seen
 from prefixd.transformers.capture import captured
 from prefixd.transformers.identity import attention_layers
 
@@ -30,30 +32,6 @@ BLOCK = 128  # own tokens of a forward pass
 def method(cell: Cell, estimated: bool) -> str:
     """Returns what a cell is called in a journal: what is dropped has no share that is retrieved."""
     return f"{cell.method}/estimated" if estimated and cell.share == 1 else cell.method
-
-
-class Attending:
-    """One layer's attention under a policy; `estimators` [Hkv] are numbers of ESTIMATORS, `read` is the prompt."""
-
-    def __init__(self, policy: Policy, retrieved: int, estimators: Tensor, read: Seen) -> None:
-        self._policy, self._retrieved, self._estimators = policy, retrieved, estimators
-        self._prompt, self._scale = read.prompt, read.scale
-        self._q = read.q.flatten(0, 1)
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Returns the output [1, n, Hq, dv] of own tokens."""
-        k, v = key[0], value[0]
-        self._q = torch.cat([self._q, query[0]], 1)
-        seen = Seen(self._q.unflatten(0, (k.shape[0], -1)), k, v, self._prompt, self._scale)
-        self._policy.advance(seen)
-        asked = Asked(seen, torch.arange(seen.tokens - query.shape[2], seen.tokens))
-        exact, cut = kept(self._policy.leaves, asked.at), None
-        if self._retrieved:
-            exact, cut = asked.retrieve(exact, self._retrieved)
-        names = [ESTIMATORS[int(e)] for e in self._estimators]
-        answers = asked.answers(exact, cut, names)
-        y = torch.stack([answers[name][head] for head, name in enumerate(names)])
-        return y.flatten(0, 1).transpose(0, 1)[None].contiguous()
 
 
 def _attention(
@@ -131,8 +109,9 @@ class Document:
 
     @torch.no_grad()
     def __init__(
-        self, model: PreTrainedModel, ids: list[int], prompt: int, then: Continuation, progress: Callable[[int], None]
-    ) -> None:
+        self, model: PreTrainedModel, ids: list[int], prompt: int, then: Continuation,
+        progress: Callable[[int], None], scorer: Callable[[int, str], Scorer],
+    ) -> None:  # fmt: skip
         self._model, self._ids, self.progress, self._then = model, ids, progress, then
         shapes = attention_layers(model, model.config.get_text_config(decoder=True))[0]
         queries: list[list[Tensor]] = [[] for _ in shapes]
@@ -151,24 +130,24 @@ class Document:
             self._full = reading.predictions(ids, progress)
         self.answers = reading.answers(then)
         self._layers = []
-        for q, (k, v), shape in zip(queries, (rows[i] for i in range(len(rows))), shapes, strict=True):
-            seen = Seen(torch.cat(q, 1).unflatten(0, (k.shape[0], -1)), k, v, prompt, shape.scale)
-            self._layers.append(Layer(seen, _no_scorer))
+        for i, shape in enumerate(shapes):
+            k, v = rows[i]
+            seen = Seen(torch.cat(queries[i], 1).unflatten(0, (k.shape[0], -1)), k, v, prompt, shape.scale)
+            self._layers.append(Layer(seen, functools.partial(scorer, i), measured=False))
 
     @torch.no_grad()
-    def measure(
-        self, cell: Cell, policy: Callable[[int], Policy], estimated: bool
-    ) -> tuple[dict[str, float], list[list[int]]]:
+    def measure(self, cell: Cell, estimated: bool) -> tuple[dict[str, float], list[list[int]]]:
         """Returns the mean divergence KL(full || cell) in nats, the share of equal likeliest tokens, and the nats of
         the text beyond full attention's; and what the model answers. What left is dropped, or `estimated` by what
-        each head chose on the trace of full attention. `policy`: of so many tokens."""
+        each head chose on the trace of full attention."""
         tokens = len(self._ids)
         retained = cell.retained(tokens)
         retrieved = cell.exact(tokens) - retained
         layers = []
         for layer in self._layers:
             estimators = layer.choose(cell) if estimated else torch.zeros(layer.seen.heads, dtype=torch.int64)
-            layers.append(Attending(policy(retained), retrieved, estimators, layer.seen.upto(layer.seen.prompt)))
+            policy = make(cell.policy, retained, layer.scorer)
+            layers.append(Attending(policy, retrieved, estimators, layer.seen.upto(layer.seen.prompt)))
         reading = _Reading(self._model, copy.deepcopy(self._read))
         with attending(self._model, layers):
             own = reading.predictions(self._ids, self.progress)
@@ -180,7 +159,3 @@ class Document:
             "same": float((full.argmax(-1) == own.argmax(-1)).float().mean()),
             "nats": float((full - own).gather(1, next_tokens).mean()),
         }, answers
-
-
-def _no_scorer(name: str) -> Any:
-    raise AssertionError(f"{name}: policies with scorers are not run inside a model")

@@ -13,7 +13,8 @@ from prefixd.retention.report import heading
 
 # What a row may have: its title, and the digits that are shown.
 COLUMNS = {
-    "kl": ("KL, nats", 4), "kl_of_dropped": ("KL, of dropped", 4), "same": ("same next token", 3),
+    "kl": ("KL, nats", 4), "kl_of_dropped": ("KL, of dropped", 4),
+    "kl_of_window": ("KL, of the window's", 3), "same": ("same next token", 3),
     "nats": ("nats beyond full", 4), "alike": ("of 64 written, alike", 3), "answers": ("answers", 3),
 }  # fmt: skip
 
@@ -25,7 +26,9 @@ def _mean(each: list[float], ends: tuple[float, float], mean: float | None = Non
 
 def inside_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns each method's means over the texts that have it, with 95% intervals: one with facts has answers, any
-    other a free text. `kl_of_dropped` is over the same policy and budget with what left dropped, paired by text."""
+    other a free text. `kl_of_dropped` is over the same policy and budget with what left dropped, `kl_of_window` over
+    sinks and a window with the same budget and shares, both paired by text. `rows` are what was measured."""
+    rows = list(rows)
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["method"], {})[row["key"][0]] = row
@@ -36,13 +39,15 @@ def inside_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for what in COLUMNS:
             if each := [float(row[what]) for row in of if what in row]:
                 one[what] = _mean(each, interval(each))
-        dropped = "/".join([*method.split("/")[:2], "1"])
-        both = sorted(by_text.keys() & found.get(dropped, {}).keys())
-        if dropped != method and both:
-            above, below = ([found[m][text]["kl"] for text in both] for m in (method, dropped))
-            one["kl_of_dropped"] = _mean(above, ratio_interval(above, below), sum(above) / sum(below))
+        policy, *rest = method.split("/")
+        for what, other in (("kl_of_dropped", "/".join([policy, rest[0], "1"]) if rest else method),
+                            ("kl_of_window", "/".join(["window", *rest]))):  # fmt: skip
+            both = sorted(by_text.keys() & found.get(other, {}).keys())
+            if other != method and both:
+                above, below = ([found[m][text]["kl"] for text in both] for m in (method, other))
+                one[what] = _mean(above, ratio_interval(above, below), sum(above) / sum(below))
         methods.append(one)
-    return {"methods": methods}
+    return {"methods": methods, "rows": rows}
 
 
 def _shown(e: list[float | None] | None, digits: int) -> str:

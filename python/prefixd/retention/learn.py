@@ -131,7 +131,7 @@ def load_scorer(folder: Path, weights_digest: str, layer: int, name: str) -> Sco
         prefix = f"layers.{layer}."
         tensors = {k.removeprefix(prefix): file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}
     if not tensors:
-        raise InvalidArgument(f"{path} has no scorer of layer {layer}")
+        raise InvalidArgument(f"{path} has no scorer of layer {layer}: --train with --layer-step 1 makes one of each")
     n, width = tensors["mean"].shape[0], tensors["mean"].shape[2]
     if name == "kvpop-mlp":
         mlp = Mlp(n, width, tensors["w1"].shape[2])

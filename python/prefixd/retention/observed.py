@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 Form = Literal["sum", "max", "mean"]
+ROWS = 64  # keys whose likenesses to all others lie in a core's cache
 
 
 def local_score(q: Tensor, k: Tensor, q_at: Tensor, k_at: Tensor, scale: float) -> Tensor:
@@ -49,10 +50,11 @@ def redundancy(k: Tensor, newest: int, threshold: float) -> Tensor:
     `newest` tokens: they are nobody's older double. The mean, where the paper prints a sum, so that the
     softmax does not sharpen with the length."""
     unit = k / (k.norm(dim=-1, keepdim=True) + 1e-8)
-    alike = torch.matmul(unit, unit.transpose(1, 2))
-    alike = alike.masked_fill(alike < threshold, 0)
-    if newest:
-        alike[:, :, -newest:] = 0
+    total = torch.zeros(k.shape[:2])
+    older = total[:, : max(0, k.shape[1] - newest)]
+    for part in unit.split(ROWS, 1):
+        alike = torch.matmul(part, unit[:, : older.shape[1]].transpose(1, 2))
+        older += torch.nn.functional.threshold(alike, threshold, 0).sum(1)
+    mean = total / k.shape[1]
     # The largest of a softmax over it is what the largest mean has.
-    mean = alike.mean(1)
     return torch.exp(mean - mean.amax(-1, keepdim=True))

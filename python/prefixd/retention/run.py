@@ -96,15 +96,19 @@ def errors_of(asked: Asked, retained: Tensor, retrieved: int, measured: Tensor) 
 class Layer:
     """Measures cells on one layer of one document; what a policy retains at a budget is found once."""
 
-    def __init__(self, seen: Seen, scorer: Callable[[str], Scorer]) -> None:
+    def __init__(self, seen: Seen, scorer: Callable[[str], Scorer], measured: bool = True) -> None:
+        """`measured`: False where nothing but the choice of estimators is asked for, which the first half of the
+        own tokens makes."""
         self.seen, self._scorer = seen, scorer
-        self.at = asked_at(seen.prompt, seen.tokens)
-        self.asked = Asked(seen, self.at)
-        self._measured = self.at >= (seen.prompt + seen.tokens) // 2
+        self.at = asked_at(seen.prompt, seen.tokens)[: 2 * QUERIES if measured else QUERIES]
+        middle = (seen.prompt + seen.tokens) // 2
+        self._ranked = seen if measured else seen.upto(middle)
+        self.asked = Asked(self._ranked, self.at)
+        self._measured = self.at >= middle
         self._leaves: dict[tuple[str, int], Tensor] = {}
         self._target: Tensor | None = None
 
-    def _scorer_of(self, name: str) -> Scorer:
+    def scorer(self, name: str) -> Scorer:
         if name not in FORESEEN:
             return self._scorer(name)
         if self._target is None:
@@ -113,8 +117,8 @@ class Layer:
 
     def leaves(self, policy: str, budget: int) -> Tensor:
         if (policy, budget) not in self._leaves:
-            one = make(policy, budget, self._scorer_of)
-            one.advance(self.seen)
+            one = make(policy, budget, self.scorer)
+            one.advance(self._ranked)
             self._leaves[policy, budget] = one.leaves
         return self._leaves[policy, budget]
 

@@ -20,11 +20,11 @@ from prefixd.retention.asked import Continuation, Task
 from prefixd.retention.attend import ESTIMATORS, Asked
 from prefixd.retention.inside import Document, method
 from prefixd.retention.inside_report import inside_summary, inside_table
+from prefixd.retention.kvpop import Scorer
 from prefixd.retention.record import Recorded, record
 from prefixd.retention.report import DROP, Measured, Tables, markdown, offload, summary
 from prefixd.retention.run import CHOICE, Cell, Layer, asked_at, errors_of
 from prefixd.retention.seen import kept
-from prefixd.retention.window import SinksAndWindow
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -38,6 +38,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     LlamaForCausalLM(LlamaConfig(**SMALL)).eval().save_pretrained(folder)
     return folder
+
+
+def no_scorer(layer: int, name: str) -> Scorer:
+    raise AssertionError(f"{name} of layer {layer}")
 
 
 def test_what_is_recorded_gives_the_models_own_attention(checkpoint: Path, tmp_path: Path) -> None:
@@ -85,20 +89,20 @@ def test_a_run_goes_on_where_it_stopped(
         texts.Text(kind, i, f"made {kind}", words[i * 1000 :]) for i in range(count)])
     common = ["--model", str(checkpoint), "--out", str(tmp_path / "o"), "--kinds", "prose,logs", "--documents", "1",
               "--training-documents", "1", "--prompt", "200", "--tokens", "700", "--budgets", "0.25",
-              "--layer-step", "1", "--jobs", "1", "--json", str(tmp_path / "r.json")]
+              "--layer-step", "2", "--jobs", "1", "--json", str(tmp_path / "r.json")]
     assert main([*common, "--minutes", "0"]) == 130
     monkeypatch.setattr("prefixd.retention.learn.STEPS", {"kvpop-mlp": 3, "kvpop-mlstm": 2})
     assert main([*common, "--train"]) == 0
     capsys.readouterr()
     assert main([*common, "--policies", "window,kvpop-mlp"]) == 0
     rows = (tmp_path / "o" / "rows.jsonl").read_text().splitlines()
-    # 2 documents, 2 layers, and for each the entropies and 2 policies with 2 shares.
-    assert len(rows) == 2 * 2 * 5
+    # 2 documents, a layer, and for each the entropies and 2 policies with 2 shares.
+    assert len(rows) == 2 * 5
     assert main([*common, "--policies", "window,kvpop-mlp,kvpop-mlstm,gkv", "--shares", "1,0.5"]) == 0
     more = (tmp_path / "o" / "rows.jsonl").read_text().splitlines()
-    assert more[: len(rows)] == rows and len(more) == 2 * 2 * (5 + 5)
+    assert more[: len(rows)] == rows and len(more) == 2 * (5 + 5)
     body = json.loads((tmp_path / "r.json").read_text())
-    assert body["layers"] == [1, 2] and body["documents"] == {"prose-0": "prose", "logs-0": "logs"}
+    assert body["layers"] == [1] and body["documents"] == {"prose-0": "prose", "logs-0": "logs"}
     arms = {(c["policy"], c["arm"]) for c in body["cells"]}
     assert {(p, a) for p in ("window", "kvpop-mlstm", "gkv") for a in ("drop", "estimate", "offload@0.5")} <= arms
     assert "| gkv | " in capsys.readouterr().out
@@ -110,12 +114,25 @@ def test_a_run_goes_on_where_it_stopped(
     more = (tmp_path / "o" / "kl.jsonl").read_text().splitlines()
     assert more[: len(inside)] == inside and len(more) == 3 * (1 + 4)
     assert all("answers" in json.loads(row) for row in more[len(inside) :])
+    body = json.loads((tmp_path / "r.json").read_text())
+    assert body["rows"] == [json.loads(row) for row in more]
+    # Scorers are there for all layers but the first: nothing is read for them, and then for all.
+    capsys.readouterr()
+    assert main([*common, "--kl", "--policies", "kvpop-mlp"]) == 1
+    assert "has no scorer of layer 0: --train with --layer-step 1" in capsys.readouterr().err
+    every = [*common, "--layer-step", "1", "--out", str(tmp_path / "every")]
+    assert main([*every, "--train"]) == 0
+    assert main([*every, "--kl", "--policies", "window,kvpop-mlp,kvpop-mlstm", "--budgets", "0.15,0.1"]) == 0
+    # A tenth of 700 tokens, half of it retained, is less than KVpop's sinks and window; half of 105 is, too.
+    rows = [json.loads(row)["method"] for row in (tmp_path / "every" / "kl.jsonl").read_text().splitlines()]
+    assert {m for m in rows if "kvpop-mlp/" in m} == {"kvpop-mlp/0.15/1"} | {"kvpop-mlp/0.1/1"}
+    assert {m for m in rows if "mlstm" in m} == {"kvpop-mlstm/0.15/1", "kvpop-mlstm/0.1/1"}
 
 
 def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(checkpoint).eval()
     ids = torch.randint(0, 256, (420,), generator=torch.Generator().manual_seed(2)).tolist()
-    document = Document(model, ids, 100, Continuation(((7, 8), ()), 3), lambda at: None)
+    document = Document(model, ids, 100, Continuation(((7, 8), ()), 3), lambda at: None, no_scorer)
     # Against the model under a mask that says the same: sinks and a window behind the prompt.
     budget = 42
     with torch.no_grad():
@@ -133,19 +150,35 @@ def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
     model.set_attn_implementation("sdpa")
     # It writes behind the question, and goes on from there.
     assert document.answers == [written[:3], written[3:6]]
-    got, answers = document.measure(Cell("window", 0.1, 1), SinksAndWindow, False)
+    got, answers = document.measure(Cell("window", 0.1, 1), False)
     assert got["kl"] == pytest.approx(float((full.exp() * (full - own)).sum(-1).mean()), rel=1e-3) and got["kl"] > 0
     assert got["same"] == pytest.approx(float((full.argmax(-1) == own.argmax(-1)).float().mean()))
     true = torch.tensor(ids[261:])[:, None]
     assert got["nats"] == pytest.approx(float((full - own).gather(1, true).mean()), abs=1e-5)
     # What is retrieved and estimated brings it nearer; with everything exact nothing is lost.
-    assert document.measure(Cell("window", 0.1, 0.5), SinksAndWindow, True)[0]["kl"] < got["kl"]
-    got, answers = document.measure(Cell("window", 1, 1), lambda retained: SinksAndWindow(500), False)
+    assert document.measure(Cell("window", 0.1, 0.5), True)[0]["kl"] < got["kl"]
+    got, answers = document.measure(Cell("window", 1.2, 1), False)
     assert got["kl"] == pytest.approx(0, abs=1e-6) and answers == document.answers
 
 
+class Letters:
+    """A form whose model is not the small one of models/."""
+
+    head: list[int] = []
+    stop = [ord("\n")]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+    def question(self, text: str, begun: str) -> list[int]:
+        return self.encode(f"\n{text} {begun}")
+
+
 def test_answers_and_free_texts_are_told() -> None:
-    form = ByteForm()
+    form = Letters()
     free = Task("prose-0", [1, 2], form)
     assert free.then == Continuation() and free.told([[5, 6, 7, 8]], [[5, 6, 9, 8]]) == {"alike": 0.5}
     words = "".join(f"The {i}. line of a text that says little. " for i in range(600))
@@ -157,6 +190,20 @@ def test_answers_and_free_texts_are_told() -> None:
         assert f"special magic numbers for {word} is: {passage.answers[0]}" in whole
     right = [form.encode(f" {p.answers[0]}.") for p in facts.passages]
     assert facts.told([], right) == {"answers": 1.0} and facts.told([], [right[0], *right[:3]]) == {"answers": 0.25}
+
+
+def test_the_small_model_is_asked_in_the_form_that_it_learnt() -> None:
+    form = ByteForm()
+    words = "".join(f"The {i}. line of a text that says little.\n" for i in range(900))
+    facts = Task.facts(texts.Text("prose", 1, "made", words), 9000, form, 0)
+    whole, then = form.decode(facts.ids), facts.then
+    assert facts.ids[0] == 256 and 8500 < len(facts.ids) <= 9000 and whole.endswith("\n") and len(then.questions) == 11
+    assert whole.startswith("The ") and then.tokens == max(len(p.answers[0]) for p in facts.passages)
+    for i, (passage, question) in enumerate(zip(facts.passages, then.questions, strict=True)):
+        asked = form.decode(list(question))
+        assert asked.startswith("[") if i == 0 else asked.startswith("\n[")
+        if passage.kind in ("key", "values"):
+            assert asked.removeprefix("\n") + passage.answers[0] + "\n" in whole
 
 
 @pytest.mark.parametrize("options", [["--prompt", "10"], ["--budgets", "2"], ["--policies", "newest"],
@@ -182,6 +229,10 @@ def test_what_is_inside_is_paired_with_dropped_by_text() -> None:
     # The third text has nothing that it could be paired with.
     assert by[retrieved]["kl_of_dropped"] == pytest.approx([0.12 / 0.6, *ratio_interval([0.1, 0.02], [0.4, 0.2])])
     assert "kl_of_dropped" not in by[dropped] and "kl_of_dropped" not in by["tova/0.1/0.5"]
+    window = inside_summary([*rows, row("b", "window/0.05/1", 0.4), row("a", "window/0.05/1", 0.8)])["methods"]
+    by_window = {one["method"]: one.get("kl_of_window") for one in window}
+    assert by_window[dropped] == pytest.approx([0.5, *ratio_interval([0.4, 0.2], [0.8, 0.4])])
+    assert by_window[retrieved] is None and by_window["window/0.05/1"] is None
     assert by["tova/0.1/0.5"]["kl"] == [3.0, None, None] and "alike" not in by[dropped]
     json.dumps(body, allow_nan=False)
     assert "| tova/0.1/0.5 | 1 | 3.0000 | – |" in inside_table(body)
