@@ -14,10 +14,12 @@ with --facts what it answers; --tokens 2000 --prompt 800 is long enough for that
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -203,10 +205,14 @@ class Work:
                 got, answers = document.measure(cell, estimated)
                 journal.add({"key": list(key), "method": method, **got, **task.told(document.answers, answers)})
         keys = [[t.name, self.plan.tokens, self.plan.prompt] for t in self._tasks()]
-        body = inside_summary(r for r in journal.rows if r["key"] in keys)
+        body = {"run": self._run(), **inside_summary(r for r in journal.rows if r["key"] in keys)}
         if self._o.json:
             self._o.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         print("\r" + " " * 72 + "\r" + inside_table(body))
+
+    def _run(self) -> dict[str, str]:
+        command = shlex.join(["python", "-m", "prefixd.retention", *self._o.argv])
+        return {"command": command, "date": datetime.date.today().isoformat()}
 
     def _scorer(self, layer: int, name: str) -> Scorer:
         return learn.load_scorer(self._o.out, self._digest, layer, name)
@@ -247,6 +253,7 @@ class Work:
 def main(argv: list[str] | None = None) -> int:
     a = parser()
     o = a.parse_args(argv)
+    o.argv = sys.argv[1:] if argv is None else argv
     if not (o.model / "config.json").is_file():
         a.error(f"{o.model} is no checkpoint's directory; make model-smollm2 makes one")
     if o.prompt < 64 or o.tokens < o.prompt + 256:

@@ -47,7 +47,25 @@ def inside_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 above, below = ([found[m][text]["kl"] for text in both] for m in (method, other))
                 one[what] = _mean(above, ratio_interval(above, below), sum(above) / sum(below))
         methods.append(one)
-    return {"methods": methods, "rows": rows}
+    return {"methods": methods, "worst": _worst(methods), "rows": rows}
+
+
+def _worst(methods: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Returns for each fate of what left the largest divergence over dropped's and the least share of right answers of
+    all policies and budgets; of what is dropped, the largest share of right answers."""
+    fates: dict[str, list[dict[str, Any]]] = {"dropped": [], "estimated": [], "retrieved": []}
+    for one in methods:
+        if one["method"] != "full":
+            *_, end = one["method"].split("/")
+            fates["dropped" if end == "1" else "estimated" if end == "estimated" else "retrieved"].append(one)
+    out: dict[str, dict[str, float]] = {}
+    for fate, of in fates.items():
+        ratios = [one["kl_of_dropped"][0] for one in of if "kl_of_dropped" in one]
+        answers = [one["answers"][0] for one in of if "answers" in one]
+        out[fate] = {"kl_of_dropped": max(ratios)} if ratios else {}
+        if answers:
+            out[fate]["answers"] = max(answers) if fate == "dropped" else min(answers)
+    return out
 
 
 def _shown(e: list[float | None] | None, digits: int) -> str:

@@ -235,6 +235,9 @@ def test_what_is_inside_is_paired_with_dropped_by_text() -> None:
     assert by_window[retrieved] is None and by_window["window/0.05/1"] is None
     assert by["tova/0.1/0.5"]["kl"] == [3.0, None, None] and "alike" not in by[dropped]
     json.dumps(body, allow_nan=False)
+    worst = inside_summary([*rows, {**row("a", "tova/0.05/0", 0.6), "answers": 0.25}, row("a", "full", 0.0)])["worst"]
+    assert worst["retrieved"] == {"kl_of_dropped": pytest.approx(1.5), "answers": 0.25}
+    assert worst["dropped"] == {"answers": 1.0} and worst["estimated"] == {}
     assert "| tova/0.1/0.5 | 1 | 3.0000 | – |" in inside_table(body)
 
 
