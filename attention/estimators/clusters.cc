@@ -19,7 +19,7 @@ namespace {
 // Layout, little-endian: magic u32, version u16, contents u16, clusters u32, key_dim u32,
 // value_dim u32, zero u32; then u32 counts; then float32 mean keys, spreads, mean values.
 constexpr uint32_t kClustersMagic = 0x4c435850;  // "PXCL"
-constexpr uint16_t kClustersVersion = 1;
+constexpr uint16_t kClustersVersion = 2;
 constexpr size_t kClustersHeaderBytes = 24;
 constexpr uint32_t kMaxClusters = 65536;
 constexpr size_t kAssignRows = 64;  // rows scored against all centres at once
@@ -98,7 +98,7 @@ ClusterSummary::ClusterSummary(uint32_t n_clusters, uint32_t key_dim, uint32_t v
       mean_values_(size_t{n_clusters} * value_dim) {
   if (!has_keys()) return;
   mean_keys_.resize(size_t{n_clusters} * key_dim);
-  spreads_.resize(size_t{n_clusters} * spread_dim());
+  spreads_.resize(n_clusters);
 }
 
 // Welford's update: means and centred sums move together.
@@ -110,11 +110,10 @@ void ClusterSummary::AddRow(uint32_t cluster, std::span<const float> key,
   for (uint32_t l = 0; l < value_dim_; ++l) mean_value[l] += (value[l] - mean_value[l]) / n;
   if (!has_keys()) return;
   double* mean_key = mean_keys_.data() + size_t{cluster} * key_dim_;
-  double* spread = spreads_.data() + size_t{cluster} * spread_dim();
   for (uint32_t j = 0; j < key_dim_; ++j) {
     const double before = key[j] - mean_key[j];
     mean_key[j] += before / n;
-    spread[spread_dim() == 1 ? 0 : j] += before * (key[j] - mean_key[j]);
+    spreads_[cluster] += before * (key[j] - mean_key[j]);
   }
 }
 
@@ -145,16 +144,13 @@ void ClusterSummary::MergeCluster(uint32_t to, const ClusterSummary& other, uint
   const double n = static_cast<double>(counts_[to] + other.counts_[from]);
   const double share = static_cast<double>(other.counts_[from]) / n;
   const double w = static_cast<double>(counts_[to]) * share;
-  const uint32_t channels = spread_dim();
   for (uint32_t j = 0; j < key_dim_ && has_keys(); ++j) {
     double& mean = mean_keys_[size_t{to} * key_dim_ + j];
     const double d = other.mean_keys_[size_t{from} * key_dim_ + j] - mean;
     mean += share * d;
-    spreads_[size_t{to} * channels + (channels == 1 ? 0 : j)] += w * d * d;
+    spreads_[to] += w * d * d;
   }
-  for (uint32_t j = 0; j < channels && has_keys(); ++j) {
-    spreads_[size_t{to} * channels + j] += other.spreads_[size_t{from} * channels + j];
-  }
+  if (has_keys()) spreads_[to] += other.spreads_[from];
   for (uint32_t l = 0; l < value_dim_; ++l) {
     double& mean = mean_values_[size_t{to} * value_dim_ + l];
     mean += share * (other.mean_values_[size_t{from} * value_dim_ + l] - mean);
@@ -181,10 +177,7 @@ ClusterSummary ClusterSummary::Reduced(ClusterContents contents) const {
   out.mean_values_ = mean_values_;
   if (!out.has_keys()) return out;
   out.mean_keys_ = mean_keys_;
-  const uint32_t channels = spread_dim(), kept = out.spread_dim();
-  for (size_t at = 0; at < spreads_.size(); ++at) {
-    out.spreads_[kept == 1 ? at / channels : at] += spreads_[at];
-  }
+  out.spreads_ = spreads_;
   return out;
 }
 
@@ -219,13 +212,13 @@ Result<ClusterSummary> ClusterSummary::Deserialize(std::span<const std::byte> by
   const uint16_t contents = in.Get<uint16_t>();
   const uint32_t n = in.Get<uint32_t>(), key_dim = in.Get<uint32_t>();
   const uint32_t value_dim = in.Get<uint32_t>();
-  if (contents < 1 || contents > 3 || in.Get<uint32_t>() != 0) return corrupt("unknown contents");
+  if (contents < 1 || contents > 2 || in.Get<uint32_t>() != 0) return corrupt("unknown contents");
   if (n > kMaxClusters || key_dim > kMaxDim || value_dim > kMaxDim || (n == 0) != (key_dim == 0) ||
       (n == 0) != (value_dim == 0)) {
     return corrupt("dimensions out of range");
   }
   // The size is checked before anything of that size is allocated.
-  const uint64_t keys = contents >= 2 ? key_dim + (contents == 3 ? key_dim : 1) : 0;
+  const uint64_t keys = contents == 2 ? key_dim + 1 : 0;
   if (in.remaining() != uint64_t{n} * (sizeof(uint32_t) + sizeof(float) * (keys + value_dim))) {
     return corrupt("size does not fit its shape");
   }

@@ -1,6 +1,5 @@
 // Implements estimators that keep the mid region by clusters of keys (docs/mathematics.md):
-// centroids with their values, moments per cluster, and the values alone for a selector that scores
-// every key itself.
+// centroids with their values, and the values alone for a selector that scores every key itself.
 //
 // A Clustering is fixed when a prefix is ingested, and all its summaries share it, so that they
 // merge. A step either receives the cluster of each retrieved row or finds it again from the row's
@@ -47,11 +46,10 @@ class Clustering {
   std::vector<double> half_norms_;
 };
 
-// Names what a summary keeps of each cluster; each value includes the former ones.
+// Names what a summary keeps of each cluster; the second includes the first.
 enum class ClusterContents : uint8_t {
   kValues = 1,     // count and mean value: dv elements
   kCentroids = 2,  // and mean key, and the keys' spread as one number: dk + 1 more
-  kMoments = 3,    // and the variance of each key channel instead: dk more
 };
 
 // Sums clusters of a token set, in float64; stored in float32. A new summary is all zero.
@@ -79,11 +77,10 @@ class ClusterSummary {
   uint32_t value_dim() const { return value_dim_; }
   ClusterContents contents() const { return contents_; }
   bool has_keys() const { return contents_ >= ClusterContents::kCentroids; }
-  // Number of channels in `spread`: 1 (their sum) or key_dim.
-  uint32_t spread_dim() const { return contents_ == ClusterContents::kMoments ? key_dim_ : 1; }
-  std::span<const uint64_t> counts() const { return counts_; }          // [n]
-  std::span<const double> mean_keys() const { return mean_keys_; }      // [n][key_dim]
-  std::span<const double> spreads() const { return spreads_; }          // [n][spread_dim], sums
+  std::span<const uint64_t> counts() const { return counts_; }      // [n]
+  std::span<const double> mean_keys() const { return mean_keys_; }  // [n][key_dim]
+  // [n], sum over a cluster's keys of their squared distance from its mean
+  std::span<const double> spreads() const { return spreads_; }
   std::span<const double> mean_values() const { return mean_values_; }  // [n][value_dim]
 
   size_t bytes() const;  // serialised payload, which budgets charge

@@ -16,9 +16,7 @@ constexpr uint16_t kSummaryVersion = 1;
 constexpr size_t kSummaryHeaderBytes = 16;
 
 ClusterContents ContentsOf(EstimatorKind kind) {
-  return kind == EstimatorKind::kClusterMoment ? ClusterContents::kMoments
-         : kind == EstimatorKind::kCentroid    ? ClusterContents::kCentroids
-                                               : ClusterContents::kValues;
+  return kind == EstimatorKind::kCentroid ? ClusterContents::kCentroids : ClusterContents::kValues;
 }
 
 // Calls visit(summary) unless there is none.
@@ -50,7 +48,6 @@ Status EstimatorSpec::Validate() const {
       if (phi_k != nullptr && phi_k->in_dim == key_dim) return {};
       return InvalidArgument("estimator 'phi' needs the feature map of its keys");
     case EstimatorKind::kCentroid:
-    case EstimatorKind::kClusterMoment:
     case EstimatorKind::kScan:
       if (clustering != nullptr && clustering->dim() == key_dim) return {};
       return InvalidArgument("estimator '" + name + "' needs a clustering of its keys");
@@ -71,7 +68,6 @@ Result<EstimatorSummary> EstimatorSummary::Create(const EstimatorSpec& spec) {
       held = PhiCache(spec.phi_k->d_phi, spec.value_dim);
       break;
     case EstimatorKind::kCentroid:
-    case EstimatorKind::kClusterMoment:
     case EstimatorKind::kScan:
       held = ClusterSummary(spec.clustering->size(), spec.key_dim, spec.value_dim,
                             ContentsOf(spec.kind));

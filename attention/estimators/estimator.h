@@ -30,7 +30,7 @@ struct EstimatorSpec {
   bool cross = false;                      // kMoment: gather C
   bool covariance = false;                 // kMoment: gather the keys' full covariance
   const FeatureMap* phi_k = nullptr;       // kPhi
-  const Clustering* clustering = nullptr;  // kCentroid, kClusterMoment, kScan
+  const Clustering* clustering = nullptr;  // kCentroid, kScan
   // The rest applies to summaries kept for reading (EstimatorSummary::Keep).
   uint32_t rank = 0;  // kMoment: rank of the factor kept for C
   bool bf16 = false;  // kPhi: u and T
@@ -58,14 +58,14 @@ class EstimatorSummary {
   Status Merge(const EstimatorSummary& other);
 
   // Reduces this to what a variant of the same estimator keeps: a summary for reading, made after
-  // all adding and merging. Cluster summaries serve all three estimators by clusters. query_rms:
+  // all adding and merging. Cluster summaries serve both estimators by clusters. query_rms:
   // root mean square per query channel, which weighs the factoring of C (empty: all alike).
   // `alike`: a summary that the same variant kept from much the same tokens, whose factor
   // directions are reused (null: find them). kInvalidArgument when this holds less than the variant
   // keeps.
   Result<EstimatorSummary> Keep(const EstimatorVariant& variant, std::span<const float> query_rms,
                                 const EstimatorSummary* alike) const;
-  // kCentroid, kClusterMoment, kScan: joins whole clusters into clusters of `into`, which outlives
+  // kCentroid, kScan: joins whole clusters into clusters of `into`, which outlives
   // this; each cluster becomes part of to[cluster].
   Status Coarsen(std::span<const uint16_t> to, const Clustering* into);
 

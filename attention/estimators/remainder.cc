@@ -74,10 +74,9 @@ Status CheckClusters(const GroupStepInput& in, uint32_t key_dim, uint32_t value_
                            "clustering that finds them");
   }
   const ClusterSummary& clusters = *in.clusters;
-  const ClusterContents wanted =
-      in.estimator == EstimatorKind::kClusterMoment ? ClusterContents::kMoments
-      : in.estimator == EstimatorKind::kCentroid    ? ClusterContents::kCentroids
-                                                    : ClusterContents::kValues;
+  const ClusterContents wanted = in.estimator == EstimatorKind::kCentroid
+                                     ? ClusterContents::kCentroids
+                                     : ClusterContents::kValues;
   if (clusters.contents() < wanted) {
     return InvalidArgument("the cluster summary holds too little for estimator '" + name + "'");
   }
@@ -117,7 +116,6 @@ Status CheckEstimatorInputs(const GroupStepInput& in, uint32_t key_dim, uint32_t
     case EstimatorKind::kPhi:
       return CheckPhi(in, key_dim, value_dim);
     case EstimatorKind::kCentroid:
-    case EstimatorKind::kClusterMoment:
     case EstimatorKind::kScan:
       return CheckClusters(in, key_dim, value_dim);
     default:
@@ -136,7 +134,6 @@ Remainder Estimate(const RemainderContext& context) {
     case EstimatorKind::kPhi:
       return EstimatePhi(context);
     case EstimatorKind::kCentroid:
-    case EstimatorKind::kClusterMoment:
     case EstimatorKind::kScan:
       return EstimateClusters(context);
     default:

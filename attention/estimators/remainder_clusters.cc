@@ -1,5 +1,5 @@
-// Estimates the remainder by clusters of keys: centroids, moments per cluster, and the selector's
-// own scan (docs/mathematics.md). Retrieved rows leave their clusters exactly.
+// Estimates the remainder by clusters of keys: centroids, and the selector's own scan
+// (docs/mathematics.md). Retrieved rows leave their clusters exactly.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -55,23 +55,18 @@ class RemainingClusters {
 
   // Returns the variance of the scores of the rest of cluster c, under head g.
   double ScoreVariance(uint32_t c, uint32_t g) const {
-    const uint32_t dim = summary_.spread_dim();
     const double scale = context_.in.layer.scale;
-    const std::span<const float> q = context_.query(g);
-    const double* spread = spread_.data() + size_t{c} * dim;
+    // The spread is taken to be the same in all directions.
+    const double of_channel = spread_[c] / context_.key_dim;
     double sum = 0;
-    for (uint32_t j = 0; j < context_.key_dim; ++j) {
-      // A spread kept as one number is taken to be the same in all directions.
-      const double of_channel = dim == 1 ? spread[0] / context_.key_dim : spread[j];
-      sum += scale * scale * q[j] * q[j] * of_channel;
-    }
+    for (float q : context_.query(g)) sum += scale * scale * q * q * of_channel;
     return left_[c] > 1 ? sum / left_[c] : 0.0;
   }
 
  private:
   void RemoveSpread() {
     const RowsView& rows = context_.in.retrieved;
-    const uint32_t dk = context_.key_dim, dim = summary_.spread_dim();
+    const uint32_t dk = context_.key_dim;
     spread_.assign(summary_.spreads().begin(), summary_.spreads().end());
     std::vector<double> shift(size_t{size()} * dk);
     std::vector<float> key(dk);
@@ -81,17 +76,17 @@ class RemainingClusters {
       for (uint32_t j = 0; j < dk; ++j) {
         const double d = key[j] - summary_.mean_keys()[c * dk + j];
         shift[c * dk + j] += d;
-        spread_[c * dim + (dim == 1 ? 0 : j)] -= d * d;
+        spread_[c] -= d * d;
       }
     }
     for (uint32_t c = 0; c < size(); ++c) {
       for (uint32_t j = 0; j < dk && left_[c] >= 1; ++j) {
         const double d = shift[size_t{c} * dk + j];
-        spread_[size_t{c} * dim + (dim == 1 ? 0 : j)] -= d * d / left_[c];
+        spread_[c] -= d * d / left_[c];
       }
     }
-    for (size_t at = 0; at < spread_.size(); ++at) {
-      if (spread_[at] < kNegligibleSpread * summary_.spreads()[at]) spread_[at] = 0;
+    for (size_t c = 0; c < spread_.size(); ++c) {
+      if (spread_[c] < kNegligibleSpread * summary_.spreads()[c]) spread_[c] = 0;
     }
   }
 
@@ -99,20 +94,20 @@ class RemainingClusters {
   const ClusterSummary& summary_;
   std::vector<uint16_t> clusters_;  // [K]
   std::vector<double> left_;        // [n]
-  std::vector<double> spread_;      // [n][spread_dim]
+  std::vector<double> spread_;      // [n]
 };
 
-// Returns log Z of each cluster's remainder, by its own tilted moments.
-std::vector<double> MomentMasses(const RemainderContext& context, const RemainingClusters& clusters,
-                                 const std::vector<double>& mean, uint32_t g) {
-  const MomentForm form =
-      context.in.moment_form == MomentForm::kParent ? MomentForm::kParent : MomentForm::kDirect;
+// Returns log Z of each cluster's remainder, by the tilted mean and spread of its scores.
+std::vector<double> CentroidMasses(const RemainderContext& context,
+                                   const RemainingClusters& clusters,
+                                   const std::vector<double>& mean, uint32_t g) {
   std::vector<double> log_z(clusters.size(), -kInfMass);
   for (uint32_t c = 0; c < clusters.size(); ++c) {
     if (clusters.left(c) < 1) continue;
     const double variance = clusters.ScoreVariance(c, g);
     const double cut = TiltCut(context.cut(g), mean[c], std::sqrt(variance), clusters.left(c));
-    const double log_mean = TiltScores(form, mean[c], variance, cut, kInfMass).log_mean;
+    const double log_mean =
+        TiltScores(MomentForm::kDirect, mean[c], variance, cut, kInfMass).log_mean;
     log_z[c] = std::log(clusters.left(c)) + std::max(log_mean, mean[c]);  // Jensen's bound
   }
   return log_z;
@@ -171,7 +166,7 @@ Remainder EstimateClusters(const RemainderContext& context) {
     }
     const std::vector<double> log_z = in.estimator == EstimatorKind::kScan
                                           ? ScanMassesLeft(context, clusters, g)
-                                          : MomentMasses(context, clusters, mean, g);
+                                          : CentroidMasses(context, clusters, mean, g);
     const double estimate = LogSumExp(log_z);
     out.log_z[g] = ClampToBracket(estimate, context.cut(g), mean_score, r);
     if (out.log_z[g] == -kInfMass) continue;

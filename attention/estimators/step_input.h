@@ -49,7 +49,7 @@ struct GroupStepInput {
   const FeatureMap* phi_k = nullptr;  // may be null with stored features and phi_q
   StoredFeatures features;
 
-  // kCentroid, kClusterMoment, kScan: with contents of at least kCentroids, kMoments, kValues.
+  // kCentroid, kScan: with contents of at least kCentroids, kValues.
   const ClusterSummary* clusters = nullptr;
   const Clustering* clustering = nullptr;        // finds the retrieved rows' clusters, unless
   std::span<const uint16_t> retrieved_clusters;  // [K] they are given

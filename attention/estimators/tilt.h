@@ -1,11 +1,10 @@
-// Computes how much mass, and which mean, scores have below a cut: the three readings of the
+// Computes how much mass, and which mean, scores have below a cut: the two readings of the
 // tilted-moment estimator (docs/mathematics.md). float64, one query head.
 //
 // The inputs are the remainder's score mean mu and variance sigma^2 and the cut c. These are
 // moments of scores already cut: kDirect treats them as those of a Gaussian that is yet to be cut
-// (low by 10 to 25% for Gaussian scores), kParent solves for the Gaussian whose cut has those
-// moments (exact for Gaussian scores, high on heavy tails), kRank takes the cut's depth from how
-// many tokens lie above it and needs no variance.
+// (low by 10 to 25% for Gaussian scores), kRank takes the cut's depth in its parent, the Gaussian
+// before the cut, from how many tokens lie above it and needs no variance.
 #pragma once
 
 #include "prefixd/estimator_variant.h"

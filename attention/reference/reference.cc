@@ -242,20 +242,8 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
   const bool room = c > mu && (std::isinf(c) || c - mu > kNegligibleGap * (1 + std::fabs(c)));
   if (room && (by_rank || variance > kNegligibleVariance)) {
     double lever = 0;
-    if (std::isfinite(c) && (by_rank || in.moment_form == MomentForm::kParent)) {
-      const auto ratio = [](double a) {
-        const double h = NormalHazard(a);
-        return (1 - a * h - h * h) / ((a + h) * (a + h));
-      };
-      double a = depth;
-      if (!by_rank) {
-        double low = -30, high = 40;
-        for (int step = 0; step < 100; ++step) {
-          a = (low + high) / 2;
-          (ratio(a) > variance / ((c - mu) * (c - mu)) ? low : high) = a;
-        }
-      }
-      a = std::clamp(a, -30.0, 40.0);
+    if (std::isfinite(c) && by_rank) {
+      const double a = std::clamp(depth, -30.0, 40.0);
       const double h = NormalHazard(a), s = (c - mu) / (a + h), m = c - a * s, t = a - s;
       out.log_z = std::log(r) + LogTiltedMass(m, s, c) - LogNormalCdf(a);
       lever = (m + s * s - s * NormalHazard(t) - mu) / (s * s * (1 - a * h - h * h));

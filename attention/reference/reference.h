@@ -46,7 +46,7 @@ struct Estimate {
 Estimate EstimateMoment(const GroupStepInput& in, uint32_t g);
 Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
 
-// kCentroid, kClusterMoment, kScan, computed from the rows of the remainder: nothing is subtracted
+// kCentroid, kScan, computed from the rows of the remainder: nothing is subtracted
 // from a summary. `rest`: the mid region's rows that were not retrieved.
 Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& rest);
 

@@ -51,42 +51,23 @@ Vector MeanOf(const std::vector<Vector>& rows) {
   return mean;
 }
 
-// Returns the variance of the scores as the summary keeps it: by channel, or by one number for all
-// channels. whole: the cluster's spreads in the mid region; a negligible share of them counts as
-// none.
-double ScoreVariance(const Cluster& cluster, const Vector& scaled_query, bool by_channel,
-                     std::span<const double> whole) {
+// Returns the variance of the scores as the summary keeps it: by one number for all channels.
+// whole: the cluster's spread in the mid region; a negligible share of it counts as none.
+double ScoreVariance(const Cluster& cluster, const Vector& scaled_query, double whole) {
   const Vector mean = MeanOf(cluster.keys);
-  double variance = 0, spread = 0, norm = 0;
+  double spread = 0, norm = 0;
   for (size_t j = 0; j < mean.size(); ++j) {
-    double m2 = 0;
-    for (const Vector& key : cluster.keys) m2 += (key[j] - mean[j]) * (key[j] - mean[j]);
-    const double q2 = scaled_query[j] * scaled_query[j];
-    if (by_channel && m2 < kNegligibleSpread * whole[j]) m2 = 0;
-    variance += q2 * m2;
-    spread += m2 / double(mean.size());
-    norm += q2;
+    for (const Vector& key : cluster.keys) spread += (key[j] - mean[j]) * (key[j] - mean[j]);
+    norm += scaled_query[j] * scaled_query[j];
   }
-  if (!by_channel && spread * double(mean.size()) < kNegligibleSpread * whole[0]) spread = 0;
-  return (by_channel ? variance : norm * spread) / double(cluster.keys.size());
+  if (spread < kNegligibleSpread * whole) return 0;
+  return norm * spread / double(mean.size()) / double(cluster.keys.size());
 }
 
 // Returns log of the mean of exp(score) below the cut, for scores of that mean and variance.
-double LogMean(double mu, double variance, double c, bool parent) {
+double LogMean(double mu, double variance, double c) {
   if (!(c > mu) || !(variance > kNegligibleVariance)) return mu;
-  const double sigma = std::sqrt(variance);
-  if (!parent || !std::isfinite(c)) {
-    return mu + variance / 2 + LogNormalCdf((c - mu - variance) / sigma);
-  }
-  double low = -30, high = 40, a = 0;
-  for (int step = 0; step < 100; ++step) {
-    a = (low + high) / 2;
-    const double h = NormalHazard(a);
-    const double ratio = (1 - a * h - h * h) / ((a + h) * (a + h));
-    (ratio > variance / ((c - mu) * (c - mu)) ? low : high) = a;
-  }
-  const double s = (c - mu) / (a + NormalHazard(a));
-  return LogTiltedMass(c - a * s, s, c) - LogNormalCdf(a);
+  return mu + variance / 2 + LogNormalCdf((c - mu - variance) / std::sqrt(variance));
 }
 
 }  // namespace
@@ -127,15 +108,12 @@ Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& 
       double mu = 0;
       for (double s : cluster.scores) mu += s / double(n);
       const double variance =
-          n > 1 ? ScoreVariance(cluster, scaled_query,
-                                in.clusters->contents() == ClusterContents::kMoments,
-                                in.clusters->spreads().subspan(at * in.clusters->spread_dim()))
-                : 0.0;
+          n > 1 ? ScoreVariance(cluster, scaled_query, in.clusters->spreads()[at]) : 0.0;
       double c = cut.score;
       if (cut.kind == CutKind::kNone) {
         c = std::min(c, mu + std::sqrt(variance) * std::sqrt(2 * std::log(double(n))));
       }
-      const double mean = LogMean(mu, variance, c, in.moment_form == MomentForm::kParent);
+      const double mean = LogMean(mu, variance, c);
       mass = std::log(double(n)) + std::max(mean, mu);  // Jensen's bound
     }
     log_z.push_back(mass);

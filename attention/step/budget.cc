@@ -98,8 +98,6 @@ double VariantTokens(const EstimatorVariant& v, const RowShape& row, uint32_t d_
                         : PhiTokens(row, d_phi, 4);
     case EstimatorKind::kCentroid:  // with a count per cluster
       return floats * n * (1 + dk + 1 + dv);
-    case EstimatorKind::kClusterMoment:
-      return floats * n * (1 + 2 * dk + dv);
     case EstimatorKind::kScan:
       return floats * n * (1 + dv);
     default:

@@ -8,8 +8,7 @@
 namespace prefixd {
 
 std::vector<EstimatorVariant> DefaultEstimators() {
-  return std::move(ParseVariants("none, moment, moment/r2, moment/r8, moment/full, scan, phi"))
-      .value();
+  return std::move(ParseVariants("none, moment, moment/r2, moment/r8, scan, phi")).value();
 }
 
 std::vector<Option> OptionsOf(RuntimeOptions& o) {

@@ -15,19 +15,17 @@ std::string_view EstimatorName(EstimatorKind kind) {
 Result<EstimatorKind> EstimatorFromName(std::string_view name) {
   for (EstimatorKind kind :
        {EstimatorKind::kNone, EstimatorKind::kPhi, EstimatorKind::kMoment, EstimatorKind::kCentroid,
-        EstimatorKind::kClusterMoment, EstimatorKind::kScan, EstimatorKind::kAuto}) {
+        EstimatorKind::kScan, EstimatorKind::kAuto}) {
     if (EstimatorName(kind) == name) return kind;
   }
   return InvalidArgument("unknown estimator '" + std::string(name) +
-                         "'; known: none, phi, moment, centroid, cluster_moment, scan, auto");
+                         "'; known: none, phi, moment, centroid, scan, auto");
 }
 
 std::string_view MomentFormName(MomentForm form) {
   switch (form) {
     case MomentForm::kDirect:
       return "direct";
-    case MomentForm::kParent:
-      return "parent";
     case MomentForm::kRank:
       return "rank";
   }
@@ -37,8 +35,7 @@ std::string_view MomentFormName(MomentForm form) {
 namespace {
 
 constexpr std::string_view kKnown =
-    "none, moment[/rR | /full][/cov][/parent | /rank], phi[/per_feature][/bf16], centroid, "
-    "cluster_moment[/parent], scan, auto";
+    "none, moment[/rR | /full][/cov][/rank], phi[/per_feature][/bf16], centroid, scan, auto";
 
 // Parses "r8" as 8; returns 0 for anything else.
 uint32_t RankFrom(std::string_view option) {
@@ -55,8 +52,6 @@ bool SetMomentOption(EstimatorVariant& v, std::string_view option) {
     v.rank = EstimatorVariant::kFullRank;
   } else if (option == "cov" && !v.covariance) {
     v.covariance = true;
-  } else if (option == "parent" && v.form == MomentForm::kDirect) {
-    v.form = MomentForm::kParent;
   } else if (option == "rank" && v.form == MomentForm::kDirect) {
     v.form = MomentForm::kRank;
   } else {
@@ -69,10 +64,6 @@ bool SetOption(EstimatorVariant& v, std::string_view option) {
   switch (v.kind) {
     case EstimatorKind::kMoment:
       return SetMomentOption(v, option);
-    case EstimatorKind::kClusterMoment:
-      if (option != "parent" || v.form != MomentForm::kDirect) return false;
-      v.form = MomentForm::kParent;
-      return true;
     case EstimatorKind::kPhi:
       if (option == "per_feature" && v.phi_form == PhiForm::kSigned) {
         v.phi_form = PhiForm::kPerFeature;

@@ -74,25 +74,16 @@ __global__ void __launch_bounds__(kThreads) ClusterKernel(const __grid_constant_
 
   const double left = double(s.cluster_counts[c]) - members;
   const double removed = left >= 1 ? square + shift * shift / left : square;
-  const bool whole = keys && s.spread_dim == 1;
-  const double all_removed = whole ? BlockSum(removed) : 0.0;
+  const double all_removed = keys ? BlockSum(removed) : 0.0;
   if (t == 0) {
     out[0] = static_cast<float>(left);
-    if (whole) {
+    if (keys) {
       const double spread = s.cluster_spreads[c];
       const double rest = spread - all_removed;
       out[layout.spread_at()] = rest < kNegligibleSpread * spread ? 0.0f : static_cast<float>(rest);
     }
   }
-  if (keys && t < dh) {
-    out[layout.shift_at() + t] = static_cast<float>(shift);
-    if (!whole) {
-      const double spread = s.cluster_spreads[size_t{c} * dh + t];
-      const double rest = spread - removed;
-      out[layout.spread_at() + t] =
-          rest < kNegligibleSpread * spread ? 0.0f : static_cast<float>(rest);
-    }
-  }
+  if (keys && t < dh) out[layout.shift_at() + t] = static_cast<float>(shift);
   if (t < dv) out[layout.cluster_value_at() + t] = static_cast<float>(value);
   if (!keys && t < G) out[layout.mass_at() + t] = static_cast<float>(mass);
 }

@@ -78,37 +78,6 @@ PREFIXD_HD inline double LogTiltedMass(double mu, double sigma, double c) {
 // These bound the depth of a parent's cut, in its own deviations.
 inline constexpr double kDeepestCut = -30.0, kHighestCut = 40.0;
 
-// Returns variance over squared distance from mean to cut, of a standard Gaussian cut at a:
-// decreases from 1 (a -> -inf) to 0.
-PREFIXD_HD inline double SpreadRatio(double a) {
-  const double h = NormalHazard(a), distance = a + h;
-  return (1.0 - h * distance) / (distance * distance);
-}
-
-// Returns the depth a at which SpreadRatio(a) = ratio, by the secant through an ever smaller
-// bracket.
-PREFIXD_HD inline double ParentDepth(double ratio) {
-  double low = kDeepestCut, high = kHighestCut;
-  double f_low = SpreadRatio(low) - ratio, f_high = SpreadRatio(high) - ratio;
-  if (f_low <= 0) return low;
-  if (f_high >= 0) return high;
-  for (int step = 0; step < 60 && high - low > 1e-10; ++step) {
-    // The bracket is halved while its ends are far apart, where the function is no line.
-    const bool halve = step < 8 || step % 3 == 0;
-    const double a = halve ? 0.5 * (low + high) : low + (high - low) * f_low / (f_low - f_high);
-    const double f = SpreadRatio(a) - ratio;
-    if (f == 0) return a;
-    if (f > 0) {
-      low = a;
-      f_low = f;
-    } else {
-      high = a;
-      f_high = f;
-    }
-  }
-  return low + (high - low) * f_low / (f_low - f_high);
-}
-
 // Returns the Gaussian of which the scores are the part below c, a of its deviations above its
 // mean.
 PREFIXD_HD inline Tilt TiltFromParent(double mu, double c, double a) {
@@ -130,9 +99,6 @@ PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, doubl
     return TiltFromParent(mu, c, fmin(fmax(rank_depth, kDeepestCut), kHighestCut));
   }
   if (!(variance > kNegligibleVariance)) return {mu, 0};
-  if (form == MomentForm::kParent && bounded) {
-    return TiltFromParent(mu, c, ParentDepth(variance / ((c - mu) * (c - mu))));
-  }
   const double sigma = sqrt(variance);
   if (!bounded) return {LogTiltedMass(mu, sigma, c), 1.0};
   // LogTiltedMass and NormalHazard, which share their special functions: each takes a thread of a

@@ -39,8 +39,7 @@ __device__ inline bool HasMeanKey(const DeviceSummary& summary) {
 }
 
 __device__ inline bool UsesClusters(EstimatorKind kind) {
-  return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kClusterMoment ||
-         kind == EstimatorKind::kScan;
+  return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kScan;
 }
 
 // Returns whether the shape made room for the map.
@@ -68,8 +67,7 @@ __device__ inline bool ClustersFit(const StepParams& p, const DeviceSummary& s) 
     return false;
   }
   if (s.estimator == EstimatorKind::kScan) return s.scan_log_mass && s.scan_retrieved_scores;
-  return s.cluster_keys && s.cluster_spreads &&
-         (s.spread_dim == 1 || s.spread_dim == p.shape.row.key_dim);
+  return s.cluster_keys && s.cluster_spreads;
 }
 
 // Returns whether the summary has what its estimator needs; of the query maps, only that of `head`

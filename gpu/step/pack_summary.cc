@@ -83,7 +83,6 @@ void PackPhi(const GroupStepInput& in, HostImage& image, PackedMaps& done, Devic
 void PackClusters(const GroupStepInput& in, HostImage& image, DeviceSummary& d) {
   const ClusterSummary& clusters = *in.clusters;
   d.n_clusters = clusters.size();
-  d.spread_dim = clusters.spread_dim();
   const std::vector<uint32_t> counts(clusters.counts().begin(), clusters.counts().end());
   d.cluster_counts = image.Add<uint32_t>(counts);
   d.cluster_values = image.AddFloats(clusters.mean_values());
@@ -106,8 +105,7 @@ bool MergesEstimate(const Input& in) {
 }  // namespace
 
 bool UsesClusters(EstimatorKind kind) {
-  return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kClusterMoment ||
-         kind == EstimatorKind::kScan;
+  return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kScan;
 }
 
 EstimatorKind Effective(const GroupStepInput& in) {

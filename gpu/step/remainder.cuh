@@ -159,9 +159,8 @@ __device__ inline void SumClusters(const HeadView& h, ClusterRest& rest) {
     const float* cluster = workspace + h.layout.cluster_at(h.group, c);
     double shift = 0, variance = 0;
     for (uint32_t j = lane; j < dh && keys; j += kWarp) {
-      // A single number means a spread that is the same in all directions.
-      const double spread = s.spread_dim == 1 ? double{cluster[h.layout.spread_at()]} / dh
-                                              : cluster[h.layout.spread_at() + j];
+      // The spread is taken to be the same in all directions.
+      const double spread = double{cluster[h.layout.spread_at()]} / dh;
       const double scaled = scale * q[j];
       shift += scaled * cluster[h.layout.shift_at() + j];
       variance += scaled * scaled * spread;
@@ -177,8 +176,8 @@ __device__ inline void SumClusters(const HeadView& h, ClusterRest& rest) {
   __syncthreads();
 }
 
-// Computes log_mass of each cluster: by its own tilted moments, or by the scan less the retrieved
-// rows.
+// Computes log_mass of each cluster: by its own tilted mean and spread, or by the scan less the
+// retrieved rows.
 __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
   const DeviceSummary& s = h.summary;
   const float* workspace = static_cast<const float*>(h.p.args.workspace);
@@ -190,15 +189,13 @@ __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
     for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) max = fmaxf(max, scanned[c]);
     scan_shift = BlockMax(max);
   }
-  const MomentForm form =
-      s.moment_form == MomentForm::kParent ? MomentForm::kParent : MomentForm::kDirect;
   for (uint32_t c = threadIdx.x; c < s.n_clusters; c += kThreads) {
     double log_mass = -Infinity();
     const double left = rest.left[c];
     if (left >= 1 && !scanned) {
       const double cut = TiltCutOf(h.cut, rest.mean[c], sqrt(rest.variance[c]), left);
       const double log_mean =
-          TiltOf(form, rest.mean[c], rest.variance[c], cut, Infinity()).log_mean;
+          TiltOf(MomentForm::kDirect, rest.mean[c], rest.variance[c], cut, Infinity()).log_mean;
       log_mass = log(left) + fmax(log_mean, rest.mean[c]);  // Jensen's bound
     } else if (left >= 1 && scan_shift > -Infinity()) {
       const double whole = exp(scanned[c] - scan_shift);

@@ -70,17 +70,16 @@ struct StepLayout {
   // Cluster: what the retrieved rows leave of one cluster, over them:
   //   left               tokens that remain
   //   shift [key_dim]    sum (k - mean key)
-  //   spread [key_dim]   spread of the remaining keys, per channel; one number where the summary
-  // has one
+  //   spread             spread of the remaining keys, over all channels
   //   value [value_dim]  sum v
   //   mass [G]           scan: sum exp(min(score, cut) - shift of the head)
-  PREFIXD_HD size_t cluster_floats() const { return 1 + 2 * size_t{key_dim} + value_dim + group; }
+  PREFIXD_HD size_t cluster_floats() const { return 2 + size_t{key_dim} + value_dim + group; }
   PREFIXD_HD size_t cluster_at(uint32_t g, uint32_t c) const {
     return partial_at(n_groups, 0) + (size_t{g} * max_clusters + c) * cluster_floats();
   }
   PREFIXD_HD size_t shift_at() const { return 1; }
   PREFIXD_HD size_t spread_at() const { return 1 + size_t{key_dim}; }
-  PREFIXD_HD size_t cluster_value_at() const { return 1 + 2 * size_t{key_dim}; }
+  PREFIXD_HD size_t cluster_value_at() const { return 2 + size_t{key_dim}; }
   PREFIXD_HD size_t mass_at() const { return cluster_value_at() + value_dim; }
 
   // Kept: the exact rows of groups that use clusters, decoded, key before value: each row crosses

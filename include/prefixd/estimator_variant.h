@@ -2,12 +2,11 @@
 // region, and how it reads that (docs/mathematics.md).
 //
 //   none
-//   moment[/rR | /full][/cov][/parent | /rank]   R: rank of the cross moment C; full: all of C;
-//                                                cov: the keys' full covariance; then the form
-//   phi[/per_feature][/bf16]                     per_feature: the paper's clamp; bf16: half the
-//                                                cache's size
-//   centroid, cluster_moment[/parent], scan      by clusters of keys
-//   auto                                         per head, as measured at ingest
+//   moment[/rR | /full][/cov][/rank]   R: rank of the cross moment C; full: all of C;
+//                                      cov: the keys' full covariance; rank: the form
+//   phi[/per_feature][/bf16]           per_feature: the paper's clamp; bf16: half the cache's size
+//   centroid, scan                     by clusters of keys
+//   auto                               per head, as measured at ingest
 //
 // Thread-safety: plain values.
 #pragma once
@@ -30,25 +29,24 @@ enum class EstimatorKind : uint8_t {
   kNone = 0,
   kPhi = 1,
   kMoment = 2,
-  kCentroid = 3,       // clusters of keys, second order in their spread
-  kClusterMoment = 4,  // a tilted moment estimate per cluster
-  kScan = 5,           // masses by the selector's own scan, values by cluster
+  kCentroid = 3,  // a tilted estimate per cluster of keys, by its mean and spread
+  kScan = 4,      // masses by the selector's own scan, values by cluster
   kAuto = 255,
 };
-// "none", "phi", "moment", "centroid", "cluster_moment", "scan", "auto"
+// "none", "phi", "moment", "centroid", "scan", "auto"
 std::string_view EstimatorName(EstimatorKind kind);
 Result<EstimatorKind> EstimatorFromName(std::string_view name);
-inline constexpr size_t kEstimatorKinds = 6;  // without kAuto
+inline constexpr size_t kEstimatorKinds = 5;  // without kAuto
 inline constexpr std::array<std::string_view, kEstimatorKinds> kEstimatorNames = {
-    "none", "phi", "moment", "centroid", "cluster_moment", "scan"};
+    "none", "phi", "moment", "centroid", "scan"};
 
 // Selects where a remainder that cancels is clamped (docs/mathematics.md): the signed-weight form
 // clamps its whole mass, the paper's parity form [38-43] each feature, u_R = max(u - u_K,
 // kFeatureEpsilon).
 enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
 // Selects how a moment estimate reads its cut (attention/estimators/tilt.h).
-enum class MomentForm : uint8_t { kDirect = 0, kParent = 1, kRank = 2 };
-std::string_view MomentFormName(MomentForm form);  // "direct", "parent", "rank"
+enum class MomentForm : uint8_t { kDirect = 0, kRank = 1 };
+std::string_view MomentFormName(MomentForm form);  // "direct", "rank"
 
 struct EstimatorVariant {
   static constexpr uint32_t kFullRank = UINT32_MAX;
@@ -56,7 +54,7 @@ struct EstimatorVariant {
   EstimatorKind kind = EstimatorKind::kAuto;
   uint32_t rank = 0;                      // kMoment: rank of C; 0: no C, kFullRank: all of C
   bool covariance = false;                // kMoment: the keys' full covariance
-  MomentForm form = MomentForm::kDirect;  // kMoment, kClusterMoment
+  MomentForm form = MomentForm::kDirect;  // kMoment
   PhiForm phi_form = PhiForm::kSigned;    // kPhi
   bool bf16 = false;                      // kPhi: keeps u and T of the cache in bf16
 
@@ -69,8 +67,7 @@ struct EstimatorVariant {
   // Returns the variant without its way of reading: variants with equal Kept() share one summary.
   EstimatorVariant Kept() const;
   bool clustered() const {
-    return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kClusterMoment ||
-           kind == EstimatorKind::kScan;
+    return kind == EstimatorKind::kCentroid || kind == EstimatorKind::kScan;
   }
 };
 

@@ -23,7 +23,7 @@ constexpr const char* kDoneBlob = "ingest";
 
 std::string DoneProducer(const DerivedContext& context, const Model& model) {
   const RuntimeOptions& options = context.options;
-  std::string all = "ingest/2 every=" + std::to_string(options.checkpoint_tokens) + "; " +
+  std::string all = "ingest/3 every=" + std::to_string(options.checkpoint_tokens) + "; " +
                     SummaryKind::Moments(model, options).producer() +
                     "; of=" + VariantNames(options.estimators) +
                     " clusters=" + std::to_string(options.clusters);

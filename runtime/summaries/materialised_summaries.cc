@@ -170,14 +170,8 @@ Status CheckGathered(const RuntimeOptions& options, const EstimatorVariant& vari
                    return v.kind == EstimatorKind::kMoment && v.covariance;
                  }));
       break;
-    case EstimatorKind::kClusterMoment:
-      gathered =
-          has([](const EstimatorVariant& v) { return v.kind == EstimatorKind::kClusterMoment; });
-      break;
     case EstimatorKind::kCentroid:
-      gathered = has([](const EstimatorVariant& v) {
-        return v.kind == EstimatorKind::kClusterMoment || v.kind == EstimatorKind::kCentroid;
-      });
+      gathered = has([](const EstimatorVariant& v) { return v.kind == EstimatorKind::kCentroid; });
       break;
     case EstimatorKind::kScan:
       gathered = has([](const EstimatorVariant& v) { return v.clustered(); });

@@ -158,14 +158,13 @@ SummaryKind SummaryKind::Phi(const Model& model, const FeatureMapSet& maps,
 
 SummaryKind SummaryKind::Clusters(const Model& model, const std::vector<Clustering>& clusterings,
                                   const RuntimeOptions& options) {
-  // The blob gathers the most that any of the three estimators keeps.
+  // The blob gathers what centroids keep, of which a scan reads a part, where any are configured.
   EstimatorKind most = EstimatorKind::kScan;
   for (const EstimatorVariant& v : options.estimators) {
-    if (v.kind == EstimatorKind::kClusterMoment) most = v.kind;
-    if (v.kind == EstimatorKind::kCentroid && most == EstimatorKind::kScan) most = v.kind;
+    if (v.kind == EstimatorKind::kCentroid) most = v.kind;
   }
   SummaryKind kind(model, "clusters.",
-                   "clusters/1" + AnchorsText(options.anchors) +
+                   "clusters/2" + AnchorsText(options.anchors) +
                        " n=" + std::to_string(options.clusters) +
                        " as=" + std::string(EstimatorName(most)));
   for (size_t head = 0; head < HeadCount(model); ++head) {

@@ -29,9 +29,8 @@ struct World {
   explicit World(FuzzedDataProvider& in) {
     shape = {in.ConsumeIntegralInRange<uint32_t>(1, 5), in.ConsumeIntegralInRange<uint32_t>(1, 5),
              DType::kF32};
-    spec.kind =
-        in.PickValueInArray({EstimatorKind::kMoment, EstimatorKind::kPhi, EstimatorKind::kCentroid,
-                             EstimatorKind::kClusterMoment, EstimatorKind::kScan});
+    spec.kind = in.PickValueInArray({EstimatorKind::kMoment, EstimatorKind::kPhi,
+                                     EstimatorKind::kCentroid, EstimatorKind::kScan});
     spec.key_dim = shape.key_dim;
     spec.value_dim = shape.value_dim;
     spec.cross = in.ConsumeBool();
@@ -52,7 +51,7 @@ struct World {
     spec.clustering = &clustering;
     rows = Floats(in, kRetrieved * (shape.key_dim + shape.value_dim));
     queries = Floats(in, size_t{kGroup} * shape.key_dim);
-    form = in.PickValueInArray({MomentForm::kDirect, MomentForm::kParent, MomentForm::kRank});
+    form = in.PickValueInArray({MomentForm::kDirect, MomentForm::kRank});
     phi_form = in.PickValueInArray({PhiForm::kSigned, PhiForm::kPerFeature});
     cuts.resize(kGroup);
     for (Cut& cut : cuts) {

@@ -203,7 +203,7 @@ void EveryForm(const Runner& run, uint64_t seed) {
     specs.back().estimator = kind;
     change(specs.back());
   };
-  for (const MomentForm form : {MomentForm::kDirect, MomentForm::kParent, MomentForm::kRank}) {
+  for (const MomentForm form : {MomentForm::kDirect, MomentForm::kRank}) {
     for (const uint32_t rank : {0u, 3u}) {
       for (const bool covariance : {false, true}) {
         add(EstimatorKind::kMoment,
@@ -211,7 +211,6 @@ void EveryForm(const Runner& run, uint64_t seed) {
       }
     }
     add(EstimatorKind::kMoment, [&](GroupSpec& s) { s.moment_form = form, s.cross = false; });
-    add(EstimatorKind::kClusterMoment, [&](GroupSpec& s) { s.moment_form = form; });
   }
   for (const PhiForm form : {PhiForm::kSigned, PhiForm::kPerFeature}) {
     for (const bool symmetric : {false, true}) {
@@ -225,8 +224,7 @@ void EveryForm(const Runner& run, uint64_t seed) {
       }
     }
   }
-  for (const EstimatorKind kind :
-       {EstimatorKind::kCentroid, EstimatorKind::kClusterMoment, EstimatorKind::kScan}) {
+  for (const EstimatorKind kind : {EstimatorKind::kCentroid, EstimatorKind::kScan}) {
     for (const CutSource cuts : {CutSource::kNone, CutSource::kExact, CutSource::kApproximate}) {
       add(kind, [&](GroupSpec& s) {
         s.cuts = cuts, s.with_mean = cuts == CutSource::kNone, s.clusters_given = !s.with_mean;
@@ -246,7 +244,7 @@ void HardCases(const Runner& run, uint64_t seed) {
   Random random(seed);
   for (const EstimatorKind estimator :
        {EstimatorKind::kNone, EstimatorKind::kPhi, EstimatorKind::kMoment, EstimatorKind::kCentroid,
-        EstimatorKind::kClusterMoment, EstimatorKind::kScan}) {
+        EstimatorKind::kScan}) {
     SCOPED_TRACE(std::string(EstimatorName(estimator)));
     ShapeSpec shape{.group = 4, .row = {16, 16, DType::kBf16}, .d_phi = 12, .d_emb = 20};
     const auto check = [&](const char* what, const ShapeSpec& s, GroupSpec spec) {
@@ -258,11 +256,13 @@ void HardCases(const Runner& run, uint64_t seed) {
     check("nothing retrieved", shape, {.mid = 70});
     check("everything retrieved", shape, {.mid = 40, .k = 40, .cuts = CutSource::kExact});
     check("one token remains", shape, {.mid = 40, .k = 39, .cuts = CutSource::kExact});
-    for (const MomentForm form : {MomentForm::kParent, MomentForm::kRank}) {
-      // The cut is the token's own score: which of the two is above the other is rounding.
-      check("one token remains, read in another way", shape,
-            {.mid = 40, .k = 39, .cuts = CutSource::kExact, .moment_form = form, .rank = 3});
-    }
+    // The cut is the token's own score: which of the two is above the other is rounding.
+    check("one token remains, read in another way", shape,
+          {.mid = 40,
+           .k = 39,
+           .cuts = CutSource::kExact,
+           .moment_form = MomentForm::kRank,
+           .rank = 3});
     check("identical keys", shape,
           {.mid = 50, .k = 17, .cuts = CutSource::kExact, .identical_keys = true});
     check("no anchors", shape, {.sinks = 0, .tail = 0, .mid = 33, .k = 5});
@@ -352,7 +352,7 @@ void KeepsSummaries(HostStep& step, const SessionCases& cases, uint64_t seed) {
   Random random(seed);
   GroupSpec spec{.mid = cases.mid, .k = cases.k};
   for (int session = 0; session < cases.sessions; ++session) {
-    spec.estimator = static_cast<EstimatorKind>(session % 6);
+    spec.estimator = static_cast<EstimatorKind>(session % kEstimatorKinds);
     const Group group = MakeGroup(random, cases.shape, spec);
     ExpectAgrees(run, std::span(&group, 1));
     const size_t bytes = resident.bytes();

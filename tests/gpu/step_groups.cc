@@ -107,10 +107,9 @@ void AddClusters(Group& group, Random& random, const ShapeSpec& shape, const Gro
   const uint32_t n = std::max(spec.clusters, 1u);
   group.clustering = std::make_unique<Clustering>(shape.row.key_dim,
                                                   random.Normals(size_t{n} * shape.row.key_dim));
-  const ClusterContents contents =
-      spec.estimator == EstimatorKind::kClusterMoment ? ClusterContents::kMoments
-      : spec.estimator == EstimatorKind::kCentroid    ? ClusterContents::kCentroids
-                                                      : ClusterContents::kValues;
+  const ClusterContents contents = spec.estimator == EstimatorKind::kCentroid
+                                       ? ClusterContents::kCentroids
+                                       : ClusterContents::kValues;
   group.clusters =
       std::make_unique<ClusterSummary>(n, shape.row.key_dim, shape.row.value_dim, contents);
   const std::vector<uint16_t> of_rows = group.clustering->Assign(mid);
@@ -183,7 +182,6 @@ Group MakeGroup(Random& random, const ShapeSpec& shape, const GroupSpec& spec) {
       AddPhi(group, random, shape, spec, selection.ids);
       break;
     case EstimatorKind::kCentroid:
-    case EstimatorKind::kClusterMoment:
     case EstimatorKind::kScan:
       AddClusters(group, random, shape, spec, selection.ids, scores);
       break;
@@ -199,10 +197,10 @@ GroupSpec RandomSpec(Random& random, uint32_t max_mid, bool softcap) {
   spec.tail = random.Int(0, 17);
   spec.mid = random.Int(0, max_mid);
   spec.k = random.Chance(0.2) ? 0 : random.Int(0, spec.mid);
-  if (!softcap) spec.estimator = static_cast<EstimatorKind>(random.Int(0, 5));
+  if (!softcap) spec.estimator = static_cast<EstimatorKind>(random.Int(0, kEstimatorKinds - 1));
   spec.cuts = static_cast<CutSource>(random.Int(0, 2));
   spec.with_mean = random.Chance(0.5);
-  spec.moment_form = static_cast<MomentForm>(random.Int(0, 2));
+  spec.moment_form = static_cast<MomentForm>(random.Int(0, 1));
   spec.cross = random.Chance(0.7);
   spec.covariance = random.Chance(0.3);
   spec.rank = random.Chance(0.5) ? 0 : random.Int(1, 8);

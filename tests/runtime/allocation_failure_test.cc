@@ -20,7 +20,7 @@ class AllocationFailureTest : public RuntimeTest {
   AllocationFailureTest() {
     options_.host_tier_bytes = 0;  // every read comes from the disk
     options_.clusters = 4;
-    options_.estimators = *ParseVariants("none, moment, cluster_moment");
+    options_.estimators = *ParseVariants("none, moment, centroid");
     policy_.k = 25;
     policy_.selector = "exact";
   }

@@ -24,8 +24,7 @@ class ExtendedPrefixTest : public RuntimeTest {
     options_.recluster = false;
     options_.host_tier_bytes = 0;  // every read comes from the disk
     options_.phi_features = "log8";
-    options_.estimators =
-        *ParseVariants("none, moment, moment/r4, centroid, cluster_moment, scan, phi");
+    options_.estimators = *ParseVariants("none, moment, moment/r4, centroid, scan, phi");
     AddMaps(512, 7);
     AddMaps(4096, 8);
   }
@@ -120,7 +119,7 @@ class ExtendedPrefixTest : public RuntimeTest {
       EXPECT_EQ(std::memcmp((*keys)->data, (*want)->data, (*keys)->count * (*keys)->stride), 0);
       for (const char* selector : {"exact", "codes", "ivf", "auto"}) {
         for (const char* estimator :
-             {"none", "moment", "moment/r4", "centroid", "cluster_moment", "scan", "phi", "auto"}) {
+             {"none", "moment", "moment/r4", "centroid", "scan", "phi", "auto"}) {
           SCOPED_TRACE(std::string(selector) + ", " + estimator);
           StepPolicy policy;
           policy.k = 40;

@@ -63,7 +63,7 @@ struct DeviceKeyMap {
 // may be null.
 struct DeviceSummary {
   EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
-  MomentForm moment_form = MomentForm::kDirect;    // kMoment, kClusterMoment
+  MomentForm moment_form = MomentForm::kDirect;    // kMoment
   PhiForm phi_form = PhiForm::kSigned;
   uint32_t mid_count = 0;  // |M|, retrieved tokens included
   // False: y and lse cover only what was read, and rho_z is the share of the dropped remainder.
@@ -93,13 +93,11 @@ struct DeviceSummary {
   const float* value_factor = nullptr;  // [cross_rank][value_dim]
   uint32_t cross_rank = 0;
 
-  // kCentroid, kClusterMoment, kScan (attention/estimators/clusters.h); kScan uses counts and mean
-  // values alone.
+  // kCentroid, kScan (attention/estimators/clusters.h); kScan uses counts and mean values alone.
   uint32_t n_clusters = 0;
-  uint32_t spread_dim = 0;                       // 1 or key_dim
   const uint32_t* cluster_counts = nullptr;      // [n_clusters]
   const float* cluster_keys = nullptr;           // [n_clusters][key_dim], means
-  const float* cluster_spreads = nullptr;        // [n_clusters][spread_dim], sums
+  const float* cluster_spreads = nullptr;        // [n_clusters], sums
   const float* cluster_values = nullptr;         // [n_clusters][value_dim], means
   const float* scan_log_mass = nullptr;          // kScan: [G][n_clusters], from a complete scan
   const float* scan_retrieved_scores = nullptr;  // kScan: [G][K]

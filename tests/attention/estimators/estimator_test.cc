@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/attention/step_fixture.h"
 #include "tests/support/infinity.h"
@@ -24,7 +26,6 @@ using testing::kInf;
 struct Method {
   std::string name;
   EstimatorSpec spec;
-  MomentForm form = MomentForm::kDirect;
   PhiForm phi_form = PhiForm::kSigned;
   bool symmetric = false;
 };
@@ -38,14 +39,12 @@ std::vector<Method> Methods(const StepCase& c, const Clustering& clustering) {
     return EstimatorSpec{kind, dk, dv, false, false, &c.phi_k, &clustering};
   };
   return {{"moment", moment(false, false)},
-          {"moment parent", moment(true, false), MomentForm::kParent},
           {"moment cross", moment(true, false)},
           {"moment covariance", moment(true, true)},
           {"phi", other(EstimatorKind::kPhi)},
-          {"phi per feature", other(EstimatorKind::kPhi), {}, PhiForm::kPerFeature},
-          {"phi symmetric", other(EstimatorKind::kPhi), {}, PhiForm::kSigned, true},
+          {"phi per feature", other(EstimatorKind::kPhi), PhiForm::kPerFeature},
+          {"phi symmetric", other(EstimatorKind::kPhi), PhiForm::kSigned, true},
           {"centroid", other(EstimatorKind::kCentroid)},
-          {"cluster moment", other(EstimatorKind::kClusterMoment)},
           {"scan", other(EstimatorKind::kScan)}};
 }
 
@@ -70,7 +69,6 @@ Estimates Evaluate(const StepCase& c, const Method& method, const EstimatorSumma
   in.retrieved = retrieved;
   in.cuts = cuts;
   in.mid_count = mid.count;
-  in.moment_form = method.form;
   in.phi_form = method.phi_form;
   if (!method.symmetric) in.phi_q = c.phi_q;
   summary.AttachTo(in);
@@ -181,28 +179,48 @@ TEST(Estimators, RefuseWhatDoesNotBelongTogether) {
   const Clustering clustering = Clustering::Fit(c.Mid(), 3);
   const std::vector<Method> methods = Methods(c, clustering);
   EstimatorSummary moment = Build(methods[0].spec, c.Mid());
-  EXPECT_FALSE(moment.Merge(Build(methods[4].spec, c.Mid())).ok());
-  EXPECT_FALSE(moment.Merge(Build(methods[2].spec, c.Mid())).ok());
+  EXPECT_FALSE(moment.Merge(Build(methods[3].spec, c.Mid())).ok());
+  EXPECT_FALSE(moment.Merge(Build(methods[1].spec, c.Mid())).ok());
   for (EstimatorKind kind : {EstimatorKind::kPhi, EstimatorKind::kCentroid, EstimatorKind::kAuto}) {
     EXPECT_FALSE(EstimatorSummary::Create({kind, 4, 4}).ok());
   }
   // A step names the missing part.
   GroupStepInput in = c.Input(EstimatorKind::kNone);
-  const EstimatorSummary scan = Build(methods[9].spec, c.Mid());
+  const EstimatorSummary scan = Build(methods[7].spec, c.Mid());
   scan.AttachTo(in);
   testing::StepOutput out = c.Buffers();
   Status status = GroupStep(in, out.spans());
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("pruned"), std::string::npos);
-  const EstimatorSummary centroid = Build(methods[7].spec, c.Mid().Sub(0, 10));
+  const EstimatorSummary centroid = Build(methods[6].spec, c.Mid().Sub(0, 10));
   centroid.AttachTo(in);
   status = GroupStep(in, out.spans());
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("10 tokens"), std::string::npos);
-  in.estimator = EstimatorKind::kClusterMoment;
+  scan.AttachTo(in);
+  in.estimator = EstimatorKind::kCentroid;
   status = GroupStep(in, out.spans());
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("too little"), std::string::npos);
+}
+
+// Version 1 could hold the moments of clusters, too, as contents 3.
+TEST(Estimators, ClustersOfAnotherVersionAreRefused) {
+  Random random(testing::Seed("Estimators.ClusterVersion"));
+  const StepCase c = AnyCase(random, 80);
+  const Clustering clustering = Clustering::Fit(c.Mid(), 3);
+  ClusterSummary summary(3, c.shape().key_dim, c.shape().value_dim, ClusterContents::kCentroids);
+  summary.Add(c.Mid(), clustering.Assign(c.Mid()));
+  const std::vector<std::byte> good = summary.Serialize();
+  ASSERT_TRUE(ClusterSummary::Deserialize(good).ok());
+  const std::pair<size_t, uint8_t> edits[] = {{4, 1}, {4, 3}, {6, 0}, {6, 1}, {6, 3}};
+  for (const auto& [at, value] : edits) {
+    std::vector<std::byte> bytes = good;
+    bytes[at] = std::byte{value};
+    const auto refused = ClusterSummary::Deserialize(bytes);
+    ASSERT_FALSE(refused.ok()) << at << " " << int{value};
+    EXPECT_EQ(refused.error().code, Code::kCorrupt);
+  }
 }
 
 // Bounds the error that float32 scores and values of retrieved rows cause in the means of the rest
@@ -241,14 +259,12 @@ TEST(Estimators, ClustersMatchTheReference) {
     }
     const Clustering clustering = Clustering::Fit(c.Mid(), random.Int(1, 12));
     const OwnedRows rest = c.Rest();
-    for (Method method : Methods(c, clustering)) {
+    for (const Method& method : Methods(c, clustering)) {
       if (method.spec.clustering == nullptr || method.spec.kind == EstimatorKind::kPhi) continue;
-      if (random.Chance(0.5)) method.form = MomentForm::kParent;
       SCOPED_TRACE(method.name + ", round " + std::to_string(round));
       const EstimatorSummary summary = Build(method.spec, c.Mid());
       const Estimates got = Evaluate(c, method, summary, c.Mid(), c.retrieved.view(), c.cuts);
       GroupStepInput in = c.Input(EstimatorKind::kNone);
-      in.moment_form = method.form;
       summary.AttachTo(in);
       for (uint32_t g = 0; g < c.group; ++g) {
         const reference::Estimate want = reference::EstimateClusters(in, g, rest.view());
@@ -300,10 +316,7 @@ TEST(Estimators, AHigherCutNeverLowersTheMassOfClusters) {
     c.RetrieveTop(10);
     const Clustering clustering = Clustering::Fit(c.Mid(), 6);
     for (const Method& method : Methods(c, clustering)) {
-      if (method.spec.kind != EstimatorKind::kCentroid &&
-          method.spec.kind != EstimatorKind::kClusterMoment) {
-        continue;
-      }
+      if (method.spec.kind != EstimatorKind::kCentroid) continue;
       SCOPED_TRACE(method.name);
       const EstimatorSummary summary = Build(method.spec, c.Mid());
       std::vector<float> before(c.group, -kInf);

@@ -18,18 +18,18 @@ using testing::RandomCase;
 using testing::StepCase;
 
 TEST(EstimatorVariants, NamesAreReadBack) {
-  for (const char* name : {"none", "moment", "moment/r8", "moment/full", "moment/cov",
-                           "moment/r2/cov/parent", "moment/rank", "moment/full/cov/rank", "phi",
-                           "phi/per_feature", "phi/bf16", "phi/per_feature/bf16", "centroid",
-                           "cluster_moment", "cluster_moment/parent", "scan", "auto"}) {
+  for (const char* name :
+       {"none", "moment", "moment/r8", "moment/full", "moment/cov", "moment/r2/cov/rank",
+        "moment/rank", "moment/full/cov/rank", "phi", "phi/per_feature", "phi/bf16",
+        "phi/per_feature/bf16", "centroid", "scan", "auto"}) {
     const auto variant = EstimatorVariant::Parse(name);
     ASSERT_TRUE(variant.ok()) << name;
     EXPECT_EQ(variant->Name(), name);
   }
   for (const char* name :
        {"", "moment/", "moment/r0", "moment/r", "moment/r8x", "moment/r99999", "moment/r2/r4",
-        "moment/full/full", "moment/parent/rank", "none/r8", "phi/cov", "scan/parent", "centroid/",
-        "cluster_moment/rank", "Moment", "moment/r-1", "phi/bf16/bf16", "/r8"}) {
+        "moment/full/full", "moment/rank/rank", "none/r8", "phi/cov", "scan/rank", "centroid/",
+        "centroid/rank", "Moment", "moment/r-1", "phi/bf16/bf16", "/r8"}) {
     const auto variant = EstimatorVariant::Parse(name);
     ASSERT_FALSE(variant.ok()) << name;
     EXPECT_EQ(variant.error().code, Code::kInvalidArgument);
@@ -61,10 +61,10 @@ TEST(EstimatorVariants, KeepWhatTheyCost) {
     };
     const EstimatorSummary moment = gather(EstimatorKind::kMoment);
     const EstimatorSummary phi = gather(EstimatorKind::kPhi);
-    const EstimatorSummary clusters = gather(EstimatorKind::kClusterMoment);
+    const EstimatorSummary clusters = gather(EstimatorKind::kCentroid);
     for (const char* name :
          {"none", "moment", "moment/r2", "moment/full", "moment/cov", "moment/r3/cov",
-          "moment/r900", "phi", "phi/bf16", "centroid", "cluster_moment", "scan"}) {
+          "moment/r900", "phi", "phi/bf16", "centroid", "scan"}) {
       SCOPED_TRACE(name);
       const EstimatorVariant variant = *EstimatorVariant::Parse(name);
       const EstimatorSummary& all = variant.kind == EstimatorKind::kPhi ? phi
@@ -137,18 +137,20 @@ TEST(EstimatorVariants, CoarsenedClustersEqualThoseBuiltCoarse) {
   const Clustering fine = Clustering::Fit(c.Mid(), 9), coarse = Clustering::Fit(c.Mid(), 3);
   std::vector<uint16_t> to;
   for (uint32_t f = 0; f < fine.size(); ++f) to.push_back(static_cast<uint16_t>(f % 3));
-  ClusterSummary parts(fine.size(), 8, 6, ClusterContents::kMoments);
+  ClusterSummary parts(fine.size(), 8, 6, ClusterContents::kCentroids);
   std::vector<uint16_t> assigned = fine.Assign(c.Mid());
   parts.Add(c.Mid(), assigned);
   for (uint16_t& a : assigned) a = to[a];
-  ClusterSummary want(3, 8, 6, ClusterContents::kMoments);
+  ClusterSummary want(3, 8, 6, ClusterContents::kCentroids);
   want.Add(c.Mid(), assigned);
   const ClusterSummary got = parts.Coarsened(to, 3);
   EXPECT_EQ(got.count(), want.count());
-  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(got.counts()[i], want.counts()[i]);
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(got.counts()[i], want.counts()[i]);
+    EXPECT_NEAR(got.spreads()[i], want.spreads()[i], 8e-9);
+  }
   for (size_t i = 0; i < want.mean_keys().size(); ++i) {
     EXPECT_NEAR(got.mean_keys()[i], want.mean_keys()[i], 1e-12);
-    EXPECT_NEAR(got.spreads()[i], want.spreads()[i], 1e-9);
   }
   for (size_t i = 0; i < want.mean_values().size(); ++i) {
     EXPECT_NEAR(got.mean_values()[i], want.mean_values()[i], 1e-12);

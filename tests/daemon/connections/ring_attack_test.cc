@@ -31,7 +31,7 @@ TEST_F(RingTest, MalformedCallsFailAlone) {
   };
   const auto slot_bytes = static_cast<uint32_t>(evil.ring().shape().slot_bytes);
   const std::vector<Case> cases = {
-      {"version", 0, 3},
+      {"version", 0, wire::kStepFrameVersion + 1},
       {"flags", 4, 1},
       {"no steps", 8, 0},
       {"fewer steps than entries", 8, 1},

@@ -44,8 +44,8 @@ TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
   options_.choice_budgets = {0.01, 0.1, 0.4};
   options_.clusters = 6;
   auto all = ParseVariants(
-      "none, moment, moment/r3, moment/full, moment/full/cov, moment/r3/parent, moment/rank, "
-      "centroid, cluster_moment, cluster_moment/parent, scan, phi, phi/bf16, phi/per_feature");
+      "none, moment, moment/r3, moment/full, moment/full/cov, moment/r3/rank, moment/rank, "
+      "centroid, scan, phi, phi/bf16, phi/per_feature");
   ASSERT_OK(all);
   options_.estimators = *all;
   AddMaps(1024, seed);
@@ -244,9 +244,9 @@ TEST(Choices, SurviveSerialization) {
        {{EstimatorKind::kScan, 0.25}, {EstimatorKind::kNone, 0.5}}},
       {3,
        0,
-       *EstimatorVariant::Parse("moment/r8/parent"),
+       *EstimatorVariant::Parse("moment/r8/rank"),
        0.05,
-       {{*EstimatorVariant::Parse("moment/r8/parent"), 0.125}}},
+       {{*EstimatorVariant::Parse("moment/r8/rank"), 0.125}}},
       {3, 1, EstimatorKind::kNone, 0.05, {}},
   };
   const auto bytes = SerializeChoices(choices);

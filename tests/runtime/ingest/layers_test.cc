@@ -19,8 +19,7 @@ class Layers : public RuntimeTest {
     options_.build_ivf = true;
     options_.codes_min_tokens = options_.ivf_min_tokens = 500;
     options_.estimators.clear();
-    for (const char* name :
-         {"none", "moment", "moment/r4", "moment/full", "centroid", "scan", "cluster_moment"}) {
+    for (const char* name : {"none", "moment", "moment/r4", "moment/full", "centroid", "scan"}) {
       options_.estimators.push_back(*EstimatorVariant::Parse(name));
     }
     options_.recluster_min_tokens = 100;
@@ -70,7 +69,7 @@ class Layers : public RuntimeTest {
   }
 
   static std::vector<StepPolicy> Policies() {
-    std::vector<StepPolicy> policies(12);
+    std::vector<StepPolicy> policies(11);
     for (size_t i = 0; i < policies.size(); ++i) policies[i].k = 16 + 5 * uint32_t(i);
     policies[0].mode = StepMode::kFull;
     policies[1].mode = StepMode::kAnchors;
@@ -82,13 +81,12 @@ class Layers : public RuntimeTest {
     policies[4].selector = "exact";
     policies[5].estimator = EstimatorKind::kAuto;
     policies[5].k.reset(), policies[5].budget = 0.15;
-    policies[6].estimator = EstimatorKind::kClusterMoment;
+    policies[6].estimator = EstimatorKind::kCentroid;
     policies[7].sharing = {.block = 4, .similarity = 0.2, .dilation = 2, .across = true};
     policies[8].prefetch = {.forward = 4, .back = 2};
     policies[8].selector = "codes";
     policies[9].estimator = *EstimatorVariant::Parse("moment/r4");
-    policies[10].estimator = EstimatorKind::kCentroid;
-    policies[11].selector = "ivf";
+    policies[10].selector = "ivf";
     return policies;
   }
 

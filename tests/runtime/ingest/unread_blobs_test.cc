@@ -98,7 +98,7 @@ class UnreadBlobsTest : public RuntimeTest {
     options_.checkpoint_tokens = 512;
     options_.clusters = 8;
     options_.phi_features = "log8";
-    options_.estimators = *ParseVariants("none, moment, moment/r4, cluster_moment, phi");
+    options_.estimators = *ParseVariants("none, moment, moment/r4, centroid, phi");
   }
 
   // Leaves little to be made.

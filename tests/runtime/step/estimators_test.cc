@@ -15,7 +15,7 @@ namespace {
 
 class EstimatorsTest : public RuntimeTest {
  protected:
-  EstimatorsTest() { Use("none, moment, moment/r4, moment/full/cov, cluster_moment, scan"); }
+  EstimatorsTest() { Use("none, moment, moment/r4, moment/full/cov, centroid, scan"); }
 
   void Use(const char* list) {
     auto variants = ParseVariants(list);
@@ -46,7 +46,7 @@ TEST_F(EstimatorsTest, ClustersOfOneTokenAreExact) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 90, seed);
   ASSERT_NE(PutReady(prompt), "");
-  for (const char* name : {"centroid", "cluster_moment", "cluster_moment/parent", "scan"}) {
+  for (const char* name : {"centroid", "scan"}) {
     for (const uint32_t k : {0u, 1u, 20u}) {
       SCOPED_TRACE(std::string(name) + ", K = " + std::to_string(k));
       const auto session = Attach(prompt, Policy(Variant(name), k));
@@ -82,7 +82,7 @@ TEST_F(EstimatorsTest, ChainsAreClusteredAsOne) {
     const Output got = Step(**session, 0, q), want = Step(**full, 0, q);
     for (size_t g = 0; g < 4; ++g) EXPECT_NEAR(got.lse[g], want.lse[g], 1e-3);
     const uint32_t mid = Partition::Of(n, options_.anchors).mid.size();
-    for (const char* name : {"scan", "centroid", "cluster_moment"}) {
+    for (const char* name : {"scan", "centroid"}) {
       const auto bytes = (*session)->SummaryBytes(0, 1, Variant(name));
       ASSERT_OK(bytes);
       const auto clusters = ClusterSummary::Deserialize(*bytes);
@@ -184,7 +184,7 @@ TEST_F(EstimatorsTest, WhatIsNotBuiltIsSaid) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, 300, 1);
   ASSERT_NE(PutReady(prompt), "");
-  for (const char* name : {"moment/r2", "moment/cov", "centroid", "cluster_moment", "scan"}) {
+  for (const char* name : {"moment/r2", "moment/cov", "centroid", "scan"}) {
     const auto refused =
         store_->Attach({spec_.name, "", prompt.tokens, "", 0, Policy(Variant(name), 10)});
     EXPECT_CODE(refused, Code::kFailedPrecondition);
