@@ -99,6 +99,10 @@ class PrefixTree {
   // message of kFailedPrecondition names the obstacle.
   Status CheckCompressible(const SegmentId& id) const;
   bool Pinned(const SegmentId& id) const;  // false: unknown
+  // Says that somebody wants the segment to itself: background readers let go of it. `wait` runs
+  // meanwhile.
+  void Claim(const SegmentId& id, const std::function<void()>& wait);
+  bool Claimed(const SegmentId& id) const;
   bool HasChildren(const SegmentId& id) const;
   // Replaces the record as Update does, by that of a compressed segment; errors are
   // CheckCompressible's, too.
@@ -264,6 +268,7 @@ class PrefixTree {
   std::map<std::string, std::set<SegmentId>, std::less<>> ids_;
   std::map<std::string, uint64_t, std::less<>> of_model_;
   UseHistory past_uses_;  // of segments that were erased
+  std::multiset<SegmentId> claimed_;
 };
 
 }  // namespace prefixd::storage

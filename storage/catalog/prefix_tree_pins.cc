@@ -59,6 +59,26 @@ Result<ChainPin> PrefixTree::PinSegment(const SegmentId& id) {
   return pin;
 }
 
+void PrefixTree::Claim(const SegmentId& id, const std::function<void()>& wait) {
+  struct Release {
+    ~Release() {
+      std::lock_guard lock(tree.mutex_);
+      tree.claimed_.erase(place);
+    }
+    PrefixTree& tree;
+    std::multiset<SegmentId>::iterator place;
+  };
+  std::unique_lock lock(mutex_);
+  const Release release{*this, claimed_.insert(id)};
+  lock.unlock();
+  wait();
+}
+
+bool PrefixTree::Claimed(const SegmentId& id) const {
+  std::lock_guard lock(mutex_);
+  return claimed_.contains(id);
+}
+
 void PrefixTree::Unpin(const std::vector<SegmentRecord>& chain, uint32_t used) {
   std::lock_guard lock(mutex_);
   for (const SegmentRecord& record : chain) {

@@ -14,7 +14,7 @@ namespace {
 
 // Bounds one sweep, so that the maintenance thread gets to its other work.
 constexpr size_t kMaxSweptNames = 1024;
-constexpr int kPassingMs = 200;  // within which a match lets go of what it looks at
+constexpr int kPassingMs = 1000;  // within which who looks at a segment for a moment lets it go
 
 int64_t Later(int64_t a, int64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, b); }
 
@@ -28,16 +28,20 @@ Status PrefixNames::Remove(const SegmentId& id) {
     return RemoveName(id, cause);
   };
   Status removed = remove();
-  // Matches and looks at blobs pin it for a moment; what stays pinned is open.
+  // Matches, looks at blobs and a warm-up pin it for a moment; what stays pinned is open.
   const SegmentId segment = parts_.tree.Resolve(id).first;
   const auto in_use = [&] {
     return !removed.ok() && removed.error().code == Code::kFailedPrecondition;
   };
-  for (int ms = 0; ms < kPassingMs && in_use(); ++ms) {
-    PREFIXD_TRY(CheckCall());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (!parts_.tree.Pinned(segment)) removed = remove();
-  }
+  Status called;
+  parts_.tree.Claim(segment, [&] {
+    for (int ms = 0; ms < kPassingMs && in_use() && called.ok(); ++ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!parts_.tree.Pinned(segment)) removed = remove();
+      called = CheckCall();
+    }
+  });
+  if (in_use()) PREFIXD_TRY(called);
   PREFIXD_TRY(removed);
   parts_.removal.FreeUnneeded(cause);
   return {};

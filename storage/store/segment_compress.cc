@@ -55,16 +55,18 @@ Status CopyKept(StoreCore& core, const SegmentFile& source, const CompressOption
   return {};
 }
 
-// Matches and blobs pin a segment for a moment; what stays pinned is open.
-void AwaitUnpinned(const StoreCore& core, const SegmentId& segment) {
-  for (int ms = 0; ms < 200 && core.tree.Pinned(segment); ++ms) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+// Matches, blobs and a warm-up pin a segment for a moment; what stays pinned is open.
+void AwaitUnpinned(StoreCore& core, const SegmentId& segment) {
+  core.tree.Claim(segment, [&] {
+    for (int ms = 0; ms < 1000 && core.tree.Pinned(segment); ++ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
 }
 
 }  // namespace
 
-Status CheckCompressible(const StoreCore& core, const SegmentId& id) {
+Status CheckCompressible(StoreCore& core, const SegmentId& id) {
   const SegmentId segment = core.tree.Resolve(id).first;
   AwaitUnpinned(core, segment);
   return core.tree.CheckCompressible(segment);

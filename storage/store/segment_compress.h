@@ -13,7 +13,7 @@
 namespace prefixd::storage {
 
 // As PrefixStore::CheckCompressible. Waits a moment for whoever has the segment for a moment alone.
-Status CheckCompressible(const StoreCore& core, const SegmentId& id);
+Status CheckCompressible(StoreCore& core, const SegmentId& id);
 
 // As PrefixStore::Compress.
 Status CompressSegment(StoreCore& core, const SegmentId& id, const CompressOptions& options);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -51,45 +51,53 @@ class Warming {
   // kResourceExhausted: there is no room for more.
   Status Prefix(const SegmentId& id) {
     if (!core_.tree.Alive(id, NowUnixMs())) return {};
-    PREFIXD_ASSIGN(const ChainPin pin, core_.tree.PinSegment(id));
+    PREFIXD_ASSIGN(const SegmentRecord record, core_.tree.Record(id));
+    PREFIXD_ASSIGN(const auto file, core_.segments->Open(id));
     const uint64_t before = done_.bytes;
-    for (const SegmentRecord& record : pin.chain()) {
-      if (!seen_.insert(record.id).second) continue;
-      PREFIXD_ASSIGN(const auto file, core_.segments->Open(record.id));
-      PREFIXD_TRY(Segment(*file, *core_.tier->ForTenant(record.tenant)));
-    }
+    const Status read = Segment(id, *file, *core_.tier->ForTenant(record.tenant));
     if (done_.bytes > before) ++done_.prefixes;
-    return {};
+    return read;
   }
 
   const WarmedUp& done() const { return done_; }
 
  private:
-  Status Segment(const SegmentFile& file, TierRegion& tier) {
-    ReadServices services = core_.services;
-    services.tier = &tier;
+  // Holds the segment while it reads a few pages, and not while it rests: others may want it gone.
+  Status Segment(const SegmentId& id, const SegmentFile& file, TierRegion& tier) {
     const uint64_t end = file.layout().token_page;  // of the pages with rows, which begin at 1
     for (uint64_t at = 1; at < end; at += kPages) {
       if (*options_.stop) return Error{Code::kCancelled, "the store is closing"};
       std::vector<uint64_t> pages(std::min<uint64_t>(kPages, end - at));
       std::iota(pages.begin(), pages.end(), at);
-      ReadStats stats;
-      // A scan takes nobody's place.
-      const Status read =
-          ReadPagesAhead(services, file, pages, {.access = Access::kScan, .pages_at_once = kPages},
-                         *options_.stop, &stats);
-      const uint64_t bytes = stats.bytes[static_cast<size_t>(Tier::kSsd)];
-      done_.bytes += bytes;
-      core_.counters.warmed_bytes += bytes;
-      PREFIXD_TRY(read);
+      PREFIXD_ASSIGN(const uint64_t bytes, Pages(id, file, pages, tier));
       if (bytes > 0 && options_.rest) options_.rest();
     }
     return {};
   }
 
+  // Returns how many bytes came from the disk.
+  Result<uint64_t> Pages(const SegmentId& id, const SegmentFile& file,
+                         std::span<const uint64_t> pages, TierRegion& tier) {
+    PREFIXD_ASSIGN(const ChainPin pin, core_.tree.PinSegment(id));
+    if (core_.tree.Claimed(id) || pin.chain().back().file != file.header().file) {
+      return Error{Code::kUnavailable, "somebody rewrites or removes the segment"};
+    }
+    ReadServices services = core_.services;
+    services.tier = &tier;
+    ReadStats stats;
+    // A scan takes nobody's place.
+    const Status read =
+        ReadPagesAhead(services, file, pages, {.access = Access::kScan, .pages_at_once = kPages},
+                       *options_.stop, &stats);
+    const uint64_t bytes = stats.bytes[static_cast<size_t>(Tier::kSsd)];
+    done_.bytes += bytes;
+    core_.counters.warmed_bytes += bytes;
+    PREFIXD_TRY(read);
+    return bytes;
+  }
+
   StoreCore& core_;
   const WarmUpOptions& options_;
-  std::set<SegmentId> seen_;
   WarmedUp done_;
 };
 

@@ -106,6 +106,36 @@ TEST_F(WarmUpTest, EndsWhenItIsToldTo) {
   EXPECT_CODE(store_->WarmUp({}), Code::kInvalidArgument);
 }
 
+TEST_F(WarmUpTest, LetsGoOfWhatSomebodyWantsGone) {
+  Open();
+  PutSome(2, 2000);
+  Open();
+  Status removed = Error{Code::kInternal, "not tried"};
+  std::atomic<bool> gone{false};
+  std::thread remover;
+  const auto warmed = store_->WarmUp({.stop = &stop_, .rest = [&] {
+                                        if (++rests_ > 1) {
+                                          // Longer than a removal waits, if the prefix were still
+                                          // held.
+                                          if (!gone)
+                                            std::this_thread::sleep_for(std::chrono::seconds(3));
+                                          return;
+                                        }
+                                        remover = std::thread([&] {
+                                          removed = store_->Remove(ids_[1]);
+                                          gone = true;
+                                        });
+                                        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                                      }});
+  ASSERT_TRUE(remover.joinable());
+  remover.join();
+  EXPECT_OK(removed);
+  ASSERT_OK(warmed);
+  EXPECT_GE(warmed->prefixes, 1u);
+  EXPECT_EQ(PagesFromDisk(0), 0u);
+  EXPECT_CODE(store_->GetPrefix(ids_[1]), Code::kNotFound);
+}
+
 TEST_F(WarmUpTest, AStoreWithoutAHostTierReadsNothing) {
   options_.host_tier_bytes = 0;
   Open();
