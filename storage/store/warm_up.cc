@@ -54,9 +54,9 @@ class Warming {
     PREFIXD_ASSIGN(const SegmentRecord record, core_.tree.Record(id));
     PREFIXD_ASSIGN(const auto file, core_.segments->Open(id));
     const uint64_t before = done_.bytes;
-    const Status read = Segment(id, *file, *core_.tier->ForTenant(record.tenant));
+    PREFIXD_TRY(Segment(id, *file, *core_.tier->ForTenant(record.tenant)));
     if (done_.bytes > before) ++done_.prefixes;
-    return read;
+    return {};
   }
 
   const WarmedUp& done() const { return done_; }
