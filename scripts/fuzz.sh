@@ -5,7 +5,8 @@
 # runs until it has N executions over any number of calls: stop it and start it again. Inputs that
 # reached new code are kept in build/fuzz/corpus beside the count of executions (remove that folder
 # to begin anew). Inputs that break a target are kept in build/fuzz/findings and fail the run;
-# `build/fuzz/tests/fuzz/fuzz_TARGET FILE` repeats the failure.
+# `build/fuzz/tests/fuzz/fuzz_TARGET FILE` repeats the failure. With PREFIXD_SEED a run from an empty
+# corpus makes the same inputs each time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/fuzz
@@ -15,18 +16,27 @@ slice=2000000  # executions between two entries in the books
 long=" records safetensors segment_footer segment_header "
 # These options save half of the time, which stacks of allocations and fresh pages for a quarantine
 # of 256 MB took.
-export ASAN_OPTIONS=${ASAN_OPTIONS:-malloc_context_size=2:quarantine_size_mb=8:detect_stack_use_after_return=0}
+export ASAN_OPTIONS=${ASAN_OPTIONS:-malloc_context_size=4:quarantine_size_mb=8:detect_stack_use_after_return=0}
 
 # Runs one libFuzzer process and prints "executions seconds".
 once() {
   local target=$1 log=$root/logs/$1.log
   shift
-  local started=$SECONDS
-  if ! "$root/tests/fuzz/fuzz_$target" "$@" -max_len=4608 -timeout=120 -rss_limit_mb=2048 \
+  local started=$SECONDS seed=0  # 0: libFuzzer draws one
+  [ -z "${PREFIXD_SEED:-}" ] || seed=$(((PREFIXD_SEED + done) % 4294967295 + 1))
+  if ! "$root/tests/fuzz/fuzz_$target" "$@" -seed="$seed" -max_len=4608 -timeout=120 -rss_limit_mb=2048 \
       -print_final_stats=1 -artifact_prefix="$root/findings/$target-" \
       "$root/corpus/$target" "$root/seeds/$target" >"$log" 2>&1; then
-    echo "FAILED: $target; the input is in build/fuzz/findings. The end of build/fuzz/logs/$target.log:" >&2
-    grep -E 'expected|ERROR|SUMMARY|runtime error|Test unit written' "$log" | head -20 >&2
+    echo "FAILED: $target; the input is in build/fuzz/findings. From build/fuzz/logs/$target.log:" >&2
+    grep -E 'expected|ERROR|SUMMARY|runtime error|Test unit written|leak of| #[0-9]+ ' "$log" |
+      cut -c1-240 | head -40 >&2
+    # A checkout that is thrown away takes the input with it.
+    local input
+    for input in "$root/findings/$target-"*; do
+      [ -f "$input" ] || continue
+      echo "$(basename "$input") in base64:" >&2
+      base64 "$input" | head -100 >&2
+    done
     return 1
   fi
   echo "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log") $((SECONDS - started))"

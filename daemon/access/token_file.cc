@@ -120,7 +120,7 @@ class Entry {
     const Status set = SetRights(list, grant);
     return set.ok() ? set : Wrong(file_, *rights, set.error().message);
   }
-  Result<uid_t> User() const {
+  Result<uid_t> User(const FindUser& find_user) const {
     const toml::node* node = table_.get("user");
     if (node == nullptr) return Wrong(file_, table_, "user is missing");
     if (node->is_integer()) {
@@ -131,12 +131,9 @@ class Entry {
       return Wrong(file_, *node, "user " + std::to_string(number) + " is no user's number");
     }
     PREFIXD_ASSIGN(const std::string name, Text("user"));
-    std::array<char, 16384> buffer;
-    passwd entry{};
-    passwd* found = nullptr;
-    ::getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-    if (found == nullptr) return Wrong(file_, *node, "there is no user '" + name + "' here");
-    return found->pw_uid;
+    const std::optional<uid_t> number = find_user(name);
+    if (!number) return Wrong(file_, *node, "there is no user '" + name + "' here");
+    return *number;
   }
   Error Refuse(std::string_view key, const std::string& what) const {
     const toml::node* node = table_.get(key);
@@ -160,11 +157,11 @@ Result<TokenGrant> ReadToken(const Entry& entry) {
   return token;
 }
 
-Result<UserGrant> ReadUser(const Entry& entry) {
+Result<UserGrant> ReadUser(const Entry& entry, const FindUser& find_user) {
   PREFIXD_TRY(entry.Known({"tenant", "user", "rights"}));
   UserGrant user;
   PREFIXD_TRY(entry.Grants(&user.grant));
-  PREFIXD_ASSIGN(user.user, entry.User());
+  PREFIXD_ASSIGN(user.user, entry.User(find_user));
   return user;
 }
 
@@ -202,7 +199,16 @@ const UserGrant* AccessTable::Find(uid_t user, std::string_view tenant) const {
   return found == users.end() ? nullptr : &*found;
 }
 
-Result<AccessTable> ParseTokens(std::string_view text, const std::string& file) {
+std::optional<uid_t> FindSystemUser(const std::string& name) {
+  std::array<char, 16384> buffer;
+  passwd entry{};
+  passwd* found = nullptr;
+  ::getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  return found == nullptr ? std::nullopt : std::optional(found->pw_uid);
+}
+
+Result<AccessTable> ParseTokens(std::string_view text, const std::string& file,
+                                const FindUser& find_user) {
   toml::table all;
   try {
     all = toml::parse(text, file);
@@ -219,7 +225,7 @@ Result<AccessTable> ParseTokens(std::string_view text, const std::string& file) 
           &table.tokens));
     } else if (key == "users") {
       PREFIXD_TRY(ReadAll(
-          file, node, ReadUser,
+          file, node, [&](const Entry& entry) { return ReadUser(entry, find_user); },
           [](const UserGrant& a, const UserGrant& b) {
             return a.user == b.user && a.grant.tenant == b.grant.tenant;
           },

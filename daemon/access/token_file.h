@@ -16,6 +16,8 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +57,14 @@ struct AccessTable {
   const UserGrant* Find(uid_t user, std::string_view tenant) const;
 };
 
+// Returns the number of the user of this name, or nothing.
+using FindUser = std::function<std::optional<uid_t>(const std::string& name)>;
+// Asks this machine's list of users (getpwnam_r).
+std::optional<uid_t> FindSystemUser(const std::string& name);
+
 // Parses the file's text. kInvalidArgument names file, line and what is wrong; `file` is its name.
-Result<AccessTable> ParseTokens(std::string_view text, const std::string& file);
+Result<AccessTable> ParseTokens(std::string_view text, const std::string& file,
+                                const FindUser& find_user = FindSystemUser);
 // Who reads the file: the daemon, or an operator, who as root looks after that of any user.
 enum class Who : uint8_t { kDaemon, kOperator };
 // Reads and parses it. kFailedPrecondition: somebody else than its owner may read or write it, or

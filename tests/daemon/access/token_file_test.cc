@@ -89,6 +89,22 @@ TEST(TokenFile, SaysWhatIsWrongAndWhere) {
   EXPECT_NE(Refusal("[[tokens]\n").find("F:1: "), std::string::npos);
 }
 
+TEST(TokenFile, FindsUsersByName) {
+  const FindUser find = [](const std::string& name) {
+    return name == "engine" ? std::optional<uid_t>(kStranger) : std::nullopt;
+  };
+  const auto parse = [&](const std::string& user) {
+    return ParseTokens("[[users]]\ntenant = 'a'\nuser = '" + user + "'\n", "F", find);
+  };
+  const auto table = parse("engine");
+  ASSERT_OK(table);
+  ASSERT_EQ(table->users.size(), 1u);
+  EXPECT_EQ(table->users[0].user, kStranger);
+  EXPECT_CODE(parse("root"), Code::kInvalidArgument);
+  EXPECT_EQ(FindSystemUser("root"), 0u);
+  EXPECT_EQ(FindSystemUser("no such user"), std::nullopt);
+}
+
 // No right that a file does not name, and no admin by default.
 TEST(TokenFile, RightsAreThoseItNames) {
   const auto rights = [](const std::string& more) {
