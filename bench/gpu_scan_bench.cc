@@ -76,8 +76,8 @@ struct Run {
       return {book, at, at + layout.means, reinterpret_cast<const uint16_t*>(at + layout.tokens),
               static_cast<uint32_t>(layout.n_keys)};
     }
-    // Returns the bytes that a scan reads per head: all but the spreads.
-    size_t bytes() const { return layout.spreads + layout.end - layout.tokens; }
+    // Returns the bytes that a scan reads per head.
+    size_t bytes() const { return layout.end; }
   };
 
   Status TopK(const LayerRows& rows, bool codes) const {

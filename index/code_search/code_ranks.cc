@@ -53,18 +53,6 @@ void HeadMasses::Add(const CodeScores& part, size_t begin, size_t n, size_t none
   }
 }
 
-void HeadMasses::AddScores(size_t head, std::span<const float> scores) {
-  if (scores.empty()) return;
-  const double top = CodeScan().largest_float(scores.data(), scores.size());
-  if (top == -kInfRank) return;
-  if (top > shift_[head]) {
-    sum_[head] *= std::exp(shift_[head] - top);
-    shift_[head] = top;
-  }
-  sum_[head] +=
-      CodeScan().exp_total(scores.data(), scores.size(), static_cast<float>(-shift_[head]));
-}
-
 void HeadMasses::Correct(std::span<const CodeScores> parts, std::span<const ListedPart> listed,
                          std::span<const float> exact, size_t ld) {
   for (size_t g = 0; g < sum_.size(); ++g) {

@@ -55,8 +55,6 @@ class HeadMasses {
   explicit HeadMasses(size_t heads);
   // Adds places [begin, begin + n) of the part, n >= 1, `none` of which have no score.
   void Add(const CodeScores& part, size_t begin, size_t n, size_t none);
-  // Adds scores of one head; -inf adds nothing.
-  void AddScores(size_t head, std::span<const float> scores);
   // [heads], natural.
   std::vector<double> LogSumExp() const;
   // listed: the short list. exact: [heads][ld], of the short list and of every candidate that has

@@ -44,10 +44,10 @@ constexpr uint32_t kLongestShortList = 8;
 struct Scanning {
   explicit Scanning(const SearchRequest& r) : request(&r), masses(r.group) {}
   const SearchRequest* request;
-  size_t longest = 0;                // of short lists
-  std::vector<BlockChoice> choices;  // of each part
-  std::vector<CodeScores> scores;    // likewise; borrow from `choices` and the pass's buffer
-  std::vector<size_t> done;          // chosen blocks of each part that are scored
+  size_t longest = 0;  // of short lists
+  std::vector<PartScan> of_parts;
+  std::vector<CodeScores> scores;  // of each part; borrow from `of_parts` and the pass's buffer
+  std::vector<size_t> done;        // blocks of each part that are scored
   HeadMasses masses;
 };
 
@@ -55,21 +55,16 @@ struct Scanning {
 Result<Scanning> Prepare(const SearchRequest& request, std::span<const CodePart> parts,
                          float effort) {
   Scanning scanning(request);
+  SearchScratch own;
+  SearchScratch& scratch = request.scratch ? *request.scratch : own;
   size_t inside = 0;
   for (const CodePart& part : parts) {
     inside += part.used.size();
-    BlockChoice& choice = scanning.choices.emplace_back();
-    PREFIXD_ASSIGN(choice.queries, PrepareBlockQueries(*part.book, request.queries, request.group,
-                                                       request.layer.scale));
-    for (float& error : choice.queries.error) error *= kMargin * std::max(1.0f, effort);
+    PREFIXD_ASSIGN(PartScan scan, PreparePart(request, part, scratch));
+    for (float& error : scan.queries.error) error *= kMargin * effort;
+    scanning.of_parts.push_back(std::move(scan));
   }
   scanning.longest = std::min(size_t{kLongestShortList} * request.k + 1, inside / 2);
-  SearchScratch own;
-  SearchScratch& scratch = request.scratch ? *request.scratch : own;
-  // Who asks for all scores gets them.
-  ChooseBlocks(request, parts, request.scores ? 1 : std::min(1.0f, effort),
-               size_t{kShortListFactor} * request.k + 2, scanning.choices, scanning.masses,
-               scratch);
   scanning.done.assign(parts.size(), 0);
   return scanning;
 }
@@ -85,26 +80,26 @@ size_t Mask(const CodePart& part, uint32_t block, uint32_t heads, int16_t* out, 
   return none;
 }
 
-// Scores what `scanning` has chosen of part p's blocks before `end`, counted from its first, `out`
+// Scores what `scanning` looks at of part p's blocks before `end`, counted from its first, `out`
 // being its values.
 void ScanTile(const CodePart& part, size_t p, size_t end, Scanning& scanning, int16_t* out) {
-  const BlockChoice& choice = scanning.choices[p];
+  const PartScan& scan = scanning.of_parts[p];
   const CodeScores& of_part = scanning.scores[p];
-  const CodeQueries& q = choice.queries.keys;
+  const CodeQueries& q = scan.queries.keys;
   const uint32_t heads = q.heads;
   const size_t begin = scanning.done[p];
   size_t& done = scanning.done[p];
-  while (done < choice.chosen.size() && choice.chosen[done] < end) ++done;
+  while (done < scan.blocks.size() && scan.blocks[done] < end) ++done;
   if (done == begin) return;
   CodeScan().scan(
       part.codes.codes + part.first_block() * CodeBlockBytes(part.book->keys.key_dim),
-      choice.chosen.data() + begin, done - begin,
-      {q.weights.data(), q.bias.data(), heads, q.fields, choice.bias.data(), choice.ld_bias},
+      scan.blocks.data() + begin, done - begin,
+      {q.weights.data(), q.bias.data(), heads, q.fields, scan.bias.data(), scan.ld_bias},
       out + begin * kCodeBlockKeys, of_part.ld);
   size_t none = 0;
   for (size_t j = begin; j < done; ++j) {
-    if (choice.some[j] == kCodeBlockKeys) continue;
-    none += Mask(part, choice.chosen[j], heads, out + j * kCodeBlockKeys, of_part.ld);
+    if (scan.used[j] == kCodeBlockKeys) continue;
+    none += Mask(part, scan.blocks[j], heads, out + j * kCodeBlockKeys, of_part.ld);
   }
   scanning.masses.Add(of_part, begin * kCodeBlockKeys, (done - begin) * kCodeBlockKeys, none);
 }
@@ -114,8 +109,8 @@ void ScanTile(const CodePart& part, size_t p, size_t end, Scanning& scanning, in
 void Scan(std::span<const CodePart> parts, std::span<Scanning> pass, std::vector<int16_t>& values) {
   size_t total = 0;
   for (const Scanning& scanning : pass) {
-    for (const BlockChoice& choice : scanning.choices) {
-      total += choice.chosen.size() * kCodeBlockKeys * scanning.request->group;
+    for (const PartScan& scan : scanning.of_parts) {
+      total += scan.blocks.size() * kCodeBlockKeys * scanning.request->group;
     }
   }
   if (values.size() < total) values.resize(total);
@@ -124,11 +119,11 @@ void Scan(std::span<const CodePart> parts, std::span<Scanning> pass, std::vector
   for (size_t p = 0; p < parts.size(); ++p) {
     for (size_t i = 0; i < pass.size(); ++i) {
       Scanning& scanning = pass[i];
-      const BlockChoice& choice = scanning.choices[p];
-      const size_t ld = choice.chosen.size() * kCodeBlockKeys;
-      scanning.scores.push_back({out, ld, ld, &choice.queries.keys, scanning.request->layer.softcap,
-                                 choice.chosen, parts[p].first_block(), &parts[p].codes,
-                                 parts[p].first_token, choice.queries.error});
+      const PartScan& scan = scanning.of_parts[p];
+      const size_t ld = scan.blocks.size() * kCodeBlockKeys;
+      scanning.scores.push_back({out, ld, ld, &scan.queries.keys, scanning.request->layer.softcap,
+                                 scan.blocks, parts[p].first_block(), &parts[p].codes,
+                                 parts[p].first_token, scan.queries.error});
       of_scan[i] = out;
       out += ld * scanning.request->group;
     }
@@ -146,15 +141,10 @@ uint64_t BytesOf(std::span<const CodePart> parts, std::span<const Scanning> pass
   uint64_t bytes = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
     const CodePart& part = parts[p];
-    std::vector<uint8_t> any(part.end_block() - part.first_block());
-    for (const Scanning& scanning : pass) {
-      for (const uint32_t b : scanning.choices[p].chosen) any[b] = 1;
-    }
-    const size_t block_bytes = CodeBlockBytes(part.book->keys.key_dim);
-    bytes += part.book->bytes() +
-             static_cast<size_t>(std::count(any.begin(), any.end(), 1)) * block_bytes +
-             (part.end_window() - part.first_window()) *
-                 (block_bytes + kWindowBlocks * sizeof(uint16_t));
+    // The candidates are equal, and so are the blocks.
+    const size_t blocks = pass.front().of_parts[p].blocks.size();
+    const size_t windows = part.end_window() - part.first_window();
+    bytes += part.book->bytes() + (blocks + windows) * CodeBlockBytes(part.book->keys.key_dim);
   }
   return bytes;
 }
@@ -218,8 +208,8 @@ Result<Selection> Finish(Scanning& scanning, std::span<const CodePart> parts, ui
   if (!gaps.empty()) std::sort(selection.ids.begin(), selection.ids.end());
   if (request.selected_keys && gaps.empty()) KeepSelectedKeys(request, ids, selection.ids);
   selection.keys_scanned = n - listed;
-  for (const BlockChoice& choice : scanning.choices) {
-    for (const uint16_t keys : choice.some) selection.keys_scanned += keys;
+  for (const PartScan& scan : scanning.of_parts) {
+    for (const uint16_t keys : scan.used) selection.keys_scanned += keys;
   }
   selection.bytes_scanned =
       (n + drawn) * request.keys.shape.key_bytes() + listed * sizeof(uint16_t) + code_bytes;

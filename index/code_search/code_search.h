@@ -4,14 +4,14 @@
 #include <span>
 #include <vector>
 
-#include "index/code_search/block_choice.h"
+#include "index/code_search/part_scan.h"
 #include "index/search/key_index.h"
 #include "prefixd/result.h"
 
 namespace prefixd::index {
 
 // What KeyIndex::SearchMany promises, over the codes of `all`: ascending, disjoint.
-// effort: the part of the blocks that is scanned; above 1 all of them, and so much wider margins.
+// effort: at least 1; what codes are taken to miss is so many times what they do.
 std::vector<Result<Selection>> SearchCodes(std::span<const SearchRequest> requests,
                                            std::span<const CodePart> all, float effort);
 

@@ -60,7 +60,6 @@ RowsView FloatRows(std::span<const float> values, uint32_t dim) {
 struct Blocks {
   std::vector<uint16_t> tokens;  // as BlockCodes has them
   std::vector<float> means;      // [n_blocks][dim]
-  std::vector<float> squares;    // [n_blocks], mean of |y - mean|^2
   size_t stride = 1;             // of the blocks that are sampled
   std::vector<float> residuals;  // [keys of sampled blocks][dim]
 };
@@ -72,7 +71,6 @@ Result<Blocks> FormBlocks(const RowsView& keys, std::span<const double> origin) 
   const size_t n_blocks = CodeBlocks(keys.count);
   out.stride = std::max<size_t>(1, n_blocks / (kFitKeys / kCodeBlockKeys));
   out.means.resize(n_blocks * dim);
-  out.squares.resize(n_blocks);
   std::vector<float> y;
   for (size_t begin = 0; begin < keys.count; begin += kWindowKeys) {
     const size_t n = std::min<size_t>(kWindowKeys, keys.count - begin);
@@ -99,16 +97,11 @@ Result<Blocks> FormBlocks(const RowsView& keys, std::span<const double> origin) 
         const float* row = y.data() + size_t{order[at + j]} * dim;
         for (uint32_t d = 0; d < dim; ++d) mean[d] += row[d] / float(in_block);
       }
-      double square = 0;
+      if (block % out.stride != 0) continue;
       for (size_t j = 0; j < in_block; ++j) {
         const float* row = y.data() + size_t{order[at + j]} * dim;
-        for (uint32_t d = 0; d < dim; ++d) {
-          const double miss = double{row[d]} - mean[d];
-          square += miss * miss;
-          if (block % out.stride == 0) out.residuals.push_back(static_cast<float>(miss));
-        }
+        for (uint32_t d = 0; d < dim; ++d) out.residuals.push_back(row[d] - mean[d]);
       }
-      out.squares[block] = static_cast<float>(square / double(in_block));
     }
   }
   out.tokens.resize(n_blocks * kCodeBlockKeys, kNoKey);
@@ -206,7 +199,7 @@ class Encoder {
     turn(FloatRows(blocks_.means, dim_), centres_);
     const std::vector<double> variances = Variances(centres_, dim_);
     const std::vector<uint8_t> digits = AllocateDigits(variances, CodeFields(dim_));
-    const size_t n = blocks_.squares.size(), stride = (n + kFitSteps - 1) / kFitSteps;
+    const size_t n = centres_.size() / dim_, stride = (n + kFitSteps - 1) / kFitSteps;
     mean_codes_.resize(centres_.size());
     missed_.resize(centres_.size());
     std::vector<float> sample;
@@ -282,21 +275,14 @@ class Encoder {
   void Fill(EncodedKeys& out) const {
     const BlockLayout layout(dim_, keys_.count);
     const std::span<std::byte> arrays = out.arrays.bytes();
-    auto* spreads = reinterpret_cast<uint16_t*>(arrays.data() + layout.spreads);
     auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + layout.tokens);
     std::copy(blocks_.tokens.begin(), blocks_.tokens.end(), tokens);
-    double total = 0;
-    for (const Axis& axis : axes_) total += axis.variance;
-    for (size_t b = 0; b < layout.n_blocks; ++b) {
-      const double spread = total > 0 ? std::sqrt(blocks_.squares[b] / total) : 0;
-      spreads[b] = FloatToBf16(static_cast<float>(spread));
-    }
     std::vector<uint32_t> coded;
     for (uint32_t i = 0; i < dim_; ++i) {
       if (axes_[i].coded()) coded.push_back(i);
     }
     if (coded.empty()) return;
-    const auto pack_means = arrays.subspan(layout.means, layout.spreads - layout.means);
+    const auto pack_means = arrays.subspan(layout.means, layout.tokens - layout.means);
     CodeBook of_means{dim_, {}, out.book.mean_digits, {}};
     std::vector<uint8_t> code(coded.size());
     for (size_t b = 0; b < layout.n_blocks; ++b) {

@@ -27,14 +27,10 @@ class CodesIndex final : public KeyIndex {
   TokenRange covered() const override { return covered_; }
   size_t memory_bytes() const override { return book_.bytes() + arrays_.bytes().size(); }
   float effort() const override { return effort_; }
-  std::vector<float> efforts() const override {
-    // Never below 1: a key that is unlike its block is found by its own code alone.
-    return {1, 1.25f, 1.6f};
-  }
+  std::vector<float> efforts() const override { return {1, 1.25f, 1.6f}; }
   Status SetEffort(float effort) override {
-    if (!(effort > 0 && effort <= 20)) {
-      return InvalidArgument(
-          "codes scan a fraction of their blocks, or all and up to 20 times the short list");
+    if (!(effort >= 1 && effort <= 20)) {
+      return InvalidArgument("codes are taken to miss 1 to 20 times what they do");
     }
     effort_ = effort;
     return {};

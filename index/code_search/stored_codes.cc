@@ -9,7 +9,7 @@
 namespace prefixd::index {
 namespace {
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kMaxKeyDim = 1024;  // of KvGeometry
 constexpr size_t kHeaderBytes = 2 * sizeof(uint32_t), kAlignment = 64;
 

@@ -8,14 +8,6 @@
 namespace prefixd {
 namespace {
 
-constexpr size_t kLine = 64;
-
-constexpr size_t RoundUp(size_t n) { return (n + kLine - 1) / kLine * kLine; }
-
-bool AllZero(const std::byte* begin, const std::byte* end) {
-  return std::all_of(begin, end, [](std::byte b) { return b == std::byte{0}; });
-}
-
 Status Corrupt(const char* what) { return Status(Error{Code::kCorrupt, what}); }
 
 }  // namespace
@@ -48,27 +40,16 @@ BlockLayout::BlockLayout(uint32_t key_dim, size_t keys)
       n_blocks(CodeBlocks(keys)),
       n_windows((n_blocks + kWindowBlocks - 1) / kWindowBlocks),
       means(n_blocks * CodeBlockBytes(key_dim)),
-      spreads(means + n_windows * CodeBlockBytes(key_dim)),
-      tokens(RoundUp(spreads + n_blocks * sizeof(uint16_t))),
+      tokens(means + n_windows * CodeBlockBytes(key_dim)),
       end(tokens + n_blocks * kCodeBlockKeys * sizeof(uint16_t)) {}
 
 BlockCodes::BlockCodes(uint32_t key_dim, size_t n_keys, std::span<const std::byte> arrays)
     : layout(key_dim, n_keys),
       codes(arrays.data()),
       means(arrays.data() + layout.means),
-      spreads(reinterpret_cast<const uint16_t*>(arrays.data() + layout.spreads)),
       tokens(reinterpret_cast<const uint16_t*>(arrays.data() + layout.tokens)) {}
 
 Status BlockCodes::Validate() const {
-  for (size_t b = 0; b < layout.n_blocks; ++b) {
-    if (!std::isfinite(spread(b)) || spread(b) < 0) {
-      return Corrupt("a block's spread is negative or not finite");
-    }
-  }
-  const auto* padding = reinterpret_cast<const std::byte*>(spreads + layout.n_blocks);
-  if (!AllZero(padding, reinterpret_cast<const std::byte*>(tokens))) {
-    return Corrupt("padding is set");
-  }
   for (size_t begin = 0; begin < layout.n_keys; begin += kWindowKeys) {
     const size_t n = std::min<size_t>(kWindowKeys, layout.n_keys - begin);
     std::bitset<kWindowKeys> seen;

@@ -1,6 +1,6 @@
 // Codes of keys that stand in blocks with others like them: a block has a mean key, itself coded,
 // and each key the code of its difference from that mean. Differences are smaller than keys, so the
-// same bits say more; and means and spreads tell which blocks a query can leave out.
+// same bits say more.
 //
 // The keys of an index, in order of their tokens, are cut into windows of kWindowKeys (the last may
 // be shorter), and each window's keys are ordered so that those alike share a block
@@ -34,8 +34,8 @@ struct BlockCodeBook {
   CodeBook keys;
   std::vector<uint8_t> mean_digits;  // [components], 0 .. kMaxCodeDigits, CodeFields in all
   std::vector<float> mean_ratios;    // [components]
-  // [components] Of keys around their block's mean, in squares of directions, over all blocks: the
-  // variance of a query's scores within block b is spreads[b]^2 sum_c variances[c] (q.direction)^2.
+  // [components] Of keys around their block's mean, in squares of directions, over all blocks: they
+  // tell how far scores by codes are off.
   std::vector<float> variances;
 
   size_t bytes() const;     // read for every query
@@ -46,24 +46,22 @@ struct BlockCodeBook {
 struct BlockLayout {
   BlockLayout(uint32_t key_dim, size_t n_keys);
   size_t n_keys, n_blocks, n_windows;
-  size_t means, spreads, tokens, end;  // codes are at 0
+  size_t means, tokens, end;  // codes are at 0
 };
 
 // A view of these arrays.
 struct BlockCodes {
   BlockCodes(uint32_t key_dim, size_t n_keys, std::span<const std::byte> arrays);
   BlockLayout layout;
-  const std::byte* codes;   // [n_blocks] blocks of codes
-  const std::byte* means;   // [n_windows] blocks of codes: of block b at place b
-  const uint16_t* spreads;  // [n_blocks], bf16
-  const uint16_t* tokens;   // [n_blocks][32]: the key's number in its window, or kNoKey
+  const std::byte* codes;  // [n_blocks] blocks of codes
+  const std::byte* means;  // [n_windows] blocks of codes: of block b at place b
+  const uint16_t* tokens;  // [n_blocks][32]: the key's number in its window, or kNoKey
 
-  float spread(size_t block) const { return Bf16ToFloat(spreads[block]); }
   // Which key stands at `place`; tokens[place] is not kNoKey.
   uint32_t key(size_t place) const {
     return static_cast<uint32_t>(place / kWindowKeys * kWindowKeys) + tokens[place];
   }
-  // Every key once, spreads finite and not negative, the rest zeros: what a builder makes.
+  // Every key once: what a builder makes.
   Status Validate() const;
 };
 

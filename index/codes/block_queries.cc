@@ -12,20 +12,17 @@ Result<BlockQueries> PrepareBlockQueries(const BlockCodeBook& book, std::span<co
   const std::vector<float> along = ProjectOnDirections(book.keys, queries, heads);
   std::vector<float> of_means(along.size());
   BlockQueries out;
-  out.spread.resize(heads);
   out.error.resize(heads);
   out.units_of_mean.resize(heads);
   std::vector<double> range(heads);
   for (uint32_t g = 0; g < heads; ++g) {
-    double square = 0, left = 0;
+    double left = 0;
     for (size_t c = 0; c < n; ++c) {
       const float x = along[g * n + c];
       of_means[g * n + c] = x * book.mean_ratios[c];
-      square += double{x} * x * book.variances[c];
       left += double{x} * x * book.variances[c] * kErrorLeft[book.keys.digits[c]];
     }
     out.error[g] = static_cast<float>(std::fabs(scale) * std::sqrt(left));
-    out.spread[g] = static_cast<float>(std::fabs(scale) * std::sqrt(square));
   }
   out.means = QuantiseQueries(of_means, book.mean_digits, heads, fields, scale, {});
   for (uint32_t g = 0; g < heads && scale != 0; ++g) {
@@ -46,7 +43,7 @@ Result<BlockQueries> PrepareBlockQueries(const BlockCodeBook& book, std::span<co
     out.means.add[g] = out.keys.add[g] =
         static_cast<float>(centre + double{out.means.add[g]} + out.keys.add[g]);
     if (!std::isfinite(out.means.mul[g]) || !std::isfinite(out.keys.mul[g]) ||
-        !std::isfinite(out.keys.add[g]) || !std::isfinite(out.spread[g])) {
+        !std::isfinite(out.keys.add[g]) || !std::isfinite(out.error[g])) {
       return InvalidArgument("search: scores overflow although queries and keys are finite");
     }
   }

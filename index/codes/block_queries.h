@@ -22,7 +22,6 @@ namespace prefixd {
 // digits are at most 3, and weights and biases off by half.
 struct BlockQueries {
   CodeQueries means, keys;
-  std::vector<float> spread;         // [heads], deviation of scores in a block of spread 1
   std::vector<float> error;          // [heads], deviation of a key's score from the exact one's
   std::vector<float> units_of_mean;  // [heads], means.mul / keys.mul
   int32_t BlockBias(size_t head, int16_t mean) const {

@@ -22,18 +22,6 @@ struct CodeScanQuery {
   size_t ld_bias = 0;
 };
 
-// How a block's integer mean v and its spread become scores: the mean is mul v + add, the deviation
-// unit spread.
-struct BlockTerms {
-  float mul = 0, add = 0, unit = 0;
-};
-
-// The best of a block's keys is likely no further than so many deviations above their mean.
-inline constexpr float kReach = 2.5f;
-// A block of 32 keys has no tail to speak of: its mean weight exceeds that of the mean score by no
-// more than so many deviations.
-inline constexpr float kMostTail = 2.0f;
-
 struct CodeScanTable {
   const char* name;
   // out[g * ld_out + i] = bias[g] + its block's + sum_p weights[g][p] field p of key i, for the
@@ -58,10 +46,6 @@ struct CodeScanTable {
   size_t (*places_from)(const float* x, size_t n, float floor, uint32_t* out);
   // out[i] = mul v[i], to the nearest whole number, of two the even one; |mul v[i]| < 2^15.
   void (*scaled)(const int16_t* v, size_t n, float mul, int16_t* out);
-  // high[i] = mean + kReach sd, mass[i] = mean + min(sd sd / 2, kMostTail sd), with mean and sd of
-  // `terms`; spreads are bf16.
-  void (*block_scores)(const int16_t* v, const uint16_t* spreads, size_t n, const BlockTerms& terms,
-                       float* mass, float* high);
   // out[i] = v[at[i]].
   void (*pick)(const int16_t* v, const uint32_t* at, size_t n, int16_t* out);
   // rank[i] = max(rank[i], mul v[i] + add).

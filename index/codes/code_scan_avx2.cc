@@ -177,6 +177,6 @@ extern const CodeScanTable kAvx2CodeScan;
 const CodeScanTable kAvx2CodeScan = {
     "avx2",         Scan,    WeightSum, ExpTotal,   Largest<int16_t>,
     Largest<float>, Between, CountFrom, PlacesFrom, Scaled,
-    BlockScores,    Pick,    Raise,     Above};
+    Pick,           Raise,   Above};
 
 }  // namespace prefixd

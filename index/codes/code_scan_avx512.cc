@@ -168,6 +168,6 @@ extern const CodeScanTable kAvx512VnniCodeScan;
 const CodeScanTable kAvx512VnniCodeScan = {
     "avx512vnni",   Scan,    WeightSum, ExpTotal,   Largest<int16_t>,
     Largest<float>, Between, CountFrom, PlacesFrom, Scaled,
-    BlockScores,    Pick,    Raise,     Above};
+    Pick,           Raise,   Above};
 
 }  // namespace prefixd

@@ -81,6 +81,6 @@ extern const CodeScanTable kGenericCodeScan;
 const CodeScanTable kGenericCodeScan = {
     "generic",      Scan,    WeightSum, ExpTotal,   Largest<int16_t>,
     Largest<float>, Between, CountFrom, PlacesFrom, Scaled,
-    BlockScores,    Pick,    Raise,     Above};
+    Pick,           Raise,   Above};
 
 }  // namespace prefixd

@@ -89,20 +89,6 @@ void Scaled(const int16_t* v, size_t n, float mul, int16_t* out) {
   }
 }
 
-void BlockScores(const int16_t* v, const uint16_t* spreads, size_t n, const BlockTerms& terms,
-                 float* __restrict mass, float* __restrict high) {
-  const float mul = terms.mul, add = terms.add, unit = terms.unit;
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t bits = (uint32_t)spreads[i] << 16;
-    float spread;
-    __builtin_memcpy(&spread, &bits, sizeof spread);
-    const float mean = mul * (float)v[i] + add, sd = unit * spread;
-    const float half_square = 0.5f * sd * sd, most = kMostTail * sd;
-    mass[i] = mean + (half_square < most ? half_square : most);
-    high[i] = mean + kReach * sd;
-  }
-}
-
 void Pick(const int16_t* v, const uint32_t* at, size_t n, int16_t* __restrict out) {
   for (size_t i = 0; i < n; ++i) out[i] = v[at[i]];
 }

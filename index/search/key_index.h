@@ -33,8 +33,6 @@ Result<IndexKind> IndexFromName(std::string_view name);
 struct SearchScratch {
   std::vector<int16_t> code_scores, picked;
   std::vector<int16_t> block_means;
-  std::vector<uint16_t> block_counts;
-  std::vector<float> block_masses, block_ranks;
   std::vector<float> ranks, raised, sampled, scores;
   std::vector<uint32_t> ids, found, listed;
   std::vector<uint64_t> marks;
@@ -71,7 +69,7 @@ class KeyIndex {
   virtual TokenRange covered() const = 0;
   virtual size_t memory_bytes() const = 0;  // held in memory, but for a few hundred
   // How much a search looks at, in the index's own measure: IVF the fraction of lists that it
-  // probes, codes that of blocks. Exact search has but one.
+  // probes, codes how far they are taken to miss. Exact search has but one.
   virtual float effort() const { return 1; }
   // What tuning (tuning.h) tries, least first.
   virtual std::vector<float> efforts() const { return {1}; }
@@ -125,8 +123,8 @@ inline constexpr uint32_t kMinCodeKeys = 1024;
 // Compact codes (index/codes/block_codes.h), a quarter of a byte a key dimension: keys that are
 // alike share a block; all blocks are scanned, and all keys that could be among the k best, as far
 // as their codes are known to miss, are re-ranked with their exact keys, at least kShortListFactor
-// k where there are so many. An effort above 1 takes codes to miss so many times more; one below 1,
-// which no tuning sets, scans only that part of the blocks, the best by their means and spreads.
+// k where there are so many. An effort of 1 takes codes to miss what they do, more so many times
+// that.
 // Approximate cuts, except where so few candidates lie inside covered() that they are searched
 // exactly; candidates outside always are.
 //   keys: row i is token covered.begin + i; read during the call only.

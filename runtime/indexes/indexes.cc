@@ -93,7 +93,8 @@ std::string IndexBlobName(IndexKind kind, uint32_t layer, uint32_t kv_head) {
 }
 
 std::string IndexProducer(IndexKind kind, Anchors anchors) {
-  return std::string(index::IndexName(kind)) + "/2 sinks=" + std::to_string(anchors.n_sink);
+  const std::string version = kind == IndexKind::kCodes ? "/3" : "/2";
+  return std::string(index::IndexName(kind)) + version + " sinks=" + std::to_string(anchors.n_sink);
 }
 
 bool IsRetiredIndexBlob(std::string_view name) {

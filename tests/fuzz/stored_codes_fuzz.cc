@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "index/code_search/block_choice.h"
 #include "index/code_search/code_blocks.h"
+#include "index/code_search/code_ranks.h"
+#include "index/codes/block_queries.h"
 #include "index/codes/code_scan.h"
 #include "index/search/key_index.h"
 #include "tests/fuzz/fuzz.h"
@@ -87,7 +88,7 @@ void RunOne(FuzzedDataProvider& in) {
   const uint32_t n = fields.covered.size();
   const BlockLayout layout(keys.key_dim, n);
   std::vector<std::byte> arrays(layout.end);
-  const auto filling = in.ConsumeBytes<uint8_t>(layout.spreads);
+  const auto filling = in.ConsumeBytes<uint8_t>(layout.tokens);
   if (!filling.empty()) std::memcpy(arrays.data(), filling.data(), filling.size());
   auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + layout.tokens);
   for (size_t i = 0; i < layout.n_blocks * kCodeBlockKeys; ++i) {

@@ -7,7 +7,6 @@
 #include <limits>
 #include <random>
 
-#include "attention/rows/rows.h"
 #include "index/codes/code_scan.h"
 #include "index/ranking/top_ranks.h"
 #include "tests/support/seed.h"
@@ -85,12 +84,10 @@ TEST(CodeScan, EveryTableReturnsTheSameFloats) {
     for (int round = 0; round < 60; ++round) {
       const size_t n = round < 40 ? 1 + random() % 70 : 1 + random() % 5000;
       std::vector<int16_t> v(n);
-      std::vector<uint16_t> spreads(n);
       std::vector<float> x(n), y(n);
       std::vector<uint32_t> at(n);
       for (size_t i = 0; i < n; ++i) {
         v[i] = static_cast<int16_t>(random());
-        spreads[i] = FloatToBf16(std::fabs(normal(random)));
         x[i] = random() % 20 == 0 ? -std::numeric_limits<float>::infinity() : normal(random);
         y[i] = x[i];
         at[i] = static_cast<uint32_t>(random() % n);
@@ -104,12 +101,6 @@ TEST(CodeScan, EveryTableReturnsTheSameFloats) {
       table->raise(v.data(), n, mul, add, x.data());
       plain.raise(v.data(), n, mul, add, y.data());
       EXPECT_EQ(x, y);
-      std::vector<float> mass(n), high(n), true_mass(n), true_high(n);
-      const BlockTerms terms{mul, add, std::fabs(normal(random))};
-      table->block_scores(v.data(), spreads.data(), n, terms, mass.data(), high.data());
-      plain.block_scores(v.data(), spreads.data(), n, terms, true_mass.data(), true_high.data());
-      EXPECT_EQ(mass, true_mass);
-      EXPECT_EQ(high, true_high);
       std::vector<int16_t> out(n), truth(n);
       table->pick(v.data(), at.data(), n, out.data());
       plain.pick(v.data(), at.data(), n, truth.data());
@@ -130,11 +121,9 @@ TEST(CodeScan, RanksAndBiasesAgreeWithPlainLoops) {
     if (!table) continue;
     for (const size_t n : {size_t{1}, size_t{15}, size_t{64}, size_t{97}, size_t{3000}}) {
       std::vector<int16_t> v(n), out(n);
-      std::vector<uint16_t> spreads(n);
       std::vector<float> x(n);
       for (size_t i = 0; i < n; ++i) {
         v[i] = static_cast<int16_t>(random());
-        spreads[i] = FloatToBf16(4 * std::fabs(normal(random)));
         x[i] = static_cast<float>(static_cast<int>(random() % 7)) - 3;
       }
       EXPECT_EQ(table->largest_float(x.data(), n), *std::max_element(x.begin(), x.end()));
@@ -160,15 +149,10 @@ TEST(CodeScan, RanksAndBiasesAgreeWithPlainLoops) {
         EXPECT_EQ(found, truth) << table->name;
       }
       table->scaled(v.data(), n, 0.37f, out.data());
-      std::vector<float> mass(n), high(n);
-      table->block_scores(v.data(), spreads.data(), n, {1e-3f, 2, 0.7f}, mass.data(), high.data());
       std::vector<float> rank = x;
       table->raise(v.data(), n, 1e-4f, 0.5f, rank.data());
       for (size_t i = 0; i < n; ++i) {
         EXPECT_NEAR(out[i], 0.37 * v[i], 0.51);
-        const double mean = 1e-3 * v[i] + 2, sd = 0.7 * Bf16ToFloat(spreads[i]);
-        EXPECT_NEAR(high[i], mean + kReach * sd, 1e-4);
-        EXPECT_NEAR(mass[i], mean + std::min(sd * sd / 2, kMostTail * sd), 1e-4);
         EXPECT_NEAR(rank[i], std::max(double{x[i]}, 1e-4 * v[i] + 0.5), 1e-5);
       }
     }

@@ -27,11 +27,7 @@ struct RandomBlockCodes {
     const std::span<std::byte> all(arrays);
     for (size_t i = 0; i < n; ++i) Pack(random, book.keys, i, all.first(layout.means));
     for (size_t b = 0; b < layout.n_blocks; ++b) {
-      Pack(random, of_means, b, all.subspan(layout.means, layout.spreads - layout.means));
-    }
-    auto* spreads = reinterpret_cast<uint16_t*>(arrays.data() + layout.spreads);
-    for (size_t b = 0; b < layout.n_blocks; ++b) {
-      spreads[b] = FloatToBf16(static_cast<float>(random.Uniform(0, 2)));
+      Pack(random, of_means, b, all.subspan(layout.means, layout.tokens - layout.means));
     }
     auto* tokens = reinterpret_cast<uint16_t*>(arrays.data() + layout.tokens);
     std::fill_n(tokens, layout.n_blocks * kCodeBlockKeys, kNoKey);
