@@ -41,10 +41,9 @@ struct Scratch {
       return (uint64_t{0} + ... + (buffers.capacity() * sizeof(buffers.front())));
     };
     return sum(rows, retrieved.rows, retrieved.own, found_keys, queries, y, lse, rho_z, scores) +
-           sum(search.code_scores, search.picked, search.block_means, search.block_counts,
-               search.block_masses, search.block_ranks, search.ranks, search.raised, search.sampled,
-               search.scores, search.ids, search.found, search.listed, search.marks, search.refs,
-               search.keys) +
+           sum(search.code_scores, search.picked, search.block_means, search.ranks, search.raised,
+               search.sampled, search.scores, search.ids, search.found, search.listed, search.marks,
+               search.refs, search.keys) +
            exact.bytes();
   }
 };
