@@ -8,7 +8,7 @@ inline int32_t BiasOf(const CodeScanQuery& query, size_t head, size_t block) {
   return query.bias[head] + of_block;
 }
 
-double ExpTotal(const float* s, size_t n, float shift) {
+inline double ExpTotal(const float* s, size_t n, float shift) {
   // exp(x) = 2^t, t = whole + part: the whole goes to the exponent's bits, the part, within half
   // of zero, to a polynomial. Adding and taking away 1.5 * 2^23 rounds to a whole number.
   constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;
@@ -67,7 +67,7 @@ T Largest(const T* v, size_t n) {
   return most[0];
 }
 
-size_t CountFrom(const float* x, size_t n, float floor) {
+inline size_t CountFrom(const float* x, size_t n, float floor) {
   constexpr size_t kRun = size_t{1} << 20;  // counted in 32 bits
   size_t count = 0;
   for (size_t begin = 0; begin < n; begin += kRun) {
@@ -79,7 +79,7 @@ size_t CountFrom(const float* x, size_t n, float floor) {
   return count;
 }
 
-void Scaled(const int16_t* v, size_t n, float mul, int16_t* out) {
+inline void Scaled(const int16_t* v, size_t n, float mul, int16_t* out) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: sums are whole numbers, in the lowest bits
   for (size_t i = 0; i < n; ++i) {
     const float rounded = mul * (float)v[i] + kRound;
@@ -89,11 +89,11 @@ void Scaled(const int16_t* v, size_t n, float mul, int16_t* out) {
   }
 }
 
-void Pick(const int16_t* v, const uint32_t* at, size_t n, int16_t* __restrict out) {
+inline void Pick(const int16_t* v, const uint32_t* at, size_t n, int16_t* __restrict out) {
   for (size_t i = 0; i < n; ++i) out[i] = v[at[i]];
 }
 
-void Raise(const int16_t* v, size_t n, float mul, float add, float* __restrict rank) {
+inline void Raise(const int16_t* v, size_t n, float mul, float add, float* __restrict rank) {
   for (size_t i = 0; i < n; ++i) {
     const float score = mul * (float)v[i] + add;
     rank[i] = score > rank[i] ? score : rank[i];

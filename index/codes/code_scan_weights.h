@@ -40,7 +40,7 @@ inline WeightScale WeightScaleOf(float mul) {
 
 // 2^-f in units of 2^-15, f = fraction / 2^16: a cubic in Horner's form, to 1.4e-4. Less than
 // 2^15 - 1, so that h + 1 has a sign bit to spare.
-constexpr uint16_t kPower0 = 32766, kPower1 = 22658, kPower2 = 7558, kPower3 = 1285;
+inline constexpr uint16_t kPower0 = 32766, kPower1 = 22658, kPower2 = 7558, kPower3 = 1285;
 
 // h (h + 1), which is the square where h is rounded down, on average.
 inline uint32_t Weight(int16_t v, int16_t top, const WeightScale& scale) {
@@ -54,12 +54,12 @@ inline uint32_t Weight(int16_t v, int16_t top, const WeightScale& scale) {
   return h * (h + 1);
 }
 
-constexpr size_t kWeightLanes = 16;
+inline constexpr size_t kWeightLanes = 16;
 // Adds the weights of v[32 j + 2 l] and its neighbour to sums[l], for each of n / 32 runs j; n is a
 // multiple of 32.
 void AddWeights(const int16_t* v, size_t n, int16_t top, const WeightScale& scale, float* sums);
 
-double WeightSum(const int16_t* v, size_t n, int16_t top, float mul) {
+inline double WeightSum(const int16_t* v, size_t n, int16_t top, float mul) {
   const WeightScale scale = WeightScaleOf(mul);
   constexpr size_t kRun = 4096;  // runs are summed in float32, then in float64
   double total = 0;
