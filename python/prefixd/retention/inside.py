@@ -27,6 +27,7 @@ from prefixd.transformers.identity import attention_layers
 NAME = "prefixd-retention"
 _ATTRIBUTE = "_prefixd_retention"
 BLOCK = 128  # own tokens of a forward pass
+SPANS = 10  # parts of a text whose divergences are kept beside the mean
 
 
 def method(cell: Cell, estimated: bool) -> str:
@@ -136,10 +137,11 @@ class Document:
             self._layers.append(Layer(seen, functools.partial(scorer, i), measured=False))
 
     @torch.no_grad()
-    def measure(self, cell: Cell, estimated: bool) -> tuple[dict[str, float], list[list[int]]]:
-        """Returns the mean divergence KL(full || cell) in nats, the share of equal likeliest tokens, and the nats of
-        the text beyond full attention's; and what the model answers. What left is dropped, or `estimated` by what
-        each head chose on the trace of full attention."""
+    def measure(self, cell: Cell, estimated: bool) -> tuple[dict[str, Any], list[list[int]]]:
+        """Returns the mean divergence KL(full || cell) in nats, and that of each of SPANS equal parts of the tokens
+        that were compared; the share of equal likeliest tokens, and the nats of the text beyond full attention's; and
+        what the model answers. What left is dropped, or `estimated` by what each head chose on the trace of full
+        attention."""
         tokens = len(self._ids)
         retained = cell.retained(tokens)
         retrieved = cell.exact(tokens) - retained
@@ -154,8 +156,10 @@ class Document:
             self.progress(tokens)
             answers = reading.answers(self._then)
         full, next_tokens = self._full, torch.tensor(self._ids[len(self._ids) - len(own) :])[:, None]
+        each = (full.exp() * (full - own)).sum(-1)
         return {
-            "kl": float((full.exp() * (full - own)).sum(-1).mean()),
+            "kl": float(each.mean()),
+            "spans": [round(float(span.mean()), 7) for span in each.tensor_split(SPANS)],
             "same": float((full.argmax(-1) == own.argmax(-1)).float().mean()),
             "nats": float((full - own).gather(1, next_tokens).mean()),
         }, answers

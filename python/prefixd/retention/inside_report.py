@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,24 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def _mean(each: list[float], ends: tuple[float, float], mean: float | None = None) -> list[float | None]:
-    """Returns a mean and the ends of its interval; None for those of a single text."""
-    return [float(np.mean(each)) if mean is None else mean, *(e if math.isfinite(e) else None for e in ends)]
+def _with_ends(mean: float, ends: tuple[float, float]) -> list[float | None]:
+    """Returns a mean and the ends of its interval; None for those of a single value."""
+    return [mean, *(e if math.isfinite(e) else None for e in ends)]
+
+
+def _divergences(*methods: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Returns for methods with rows of the same texts what intervals of their divergences are over: texts, or where
+    there are fewer than three, spans of them."""
+    if len(methods[0]) < 3 and all("spans" in row for rows in methods for row in rows):
+        return [[kl for row in rows for kl in row["spans"]] for rows in methods]
+    return [[row["kl"] for row in rows] for rows in methods]
 
 
 def inside_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns each method's means over the texts that have it, with 95% intervals: one with facts has answers, any
     other a free text. `kl_of_dropped` is over the same policy and budget with what left dropped, `kl_of_window` over
-    sinks and a window with the same budget and shares, both paired by text. `rows` are what was measured."""
+    sinks and a window with the same budget and shares, both paired by text, or by span where there are fewer than
+    three texts. `rows` are what was measured."""
     rows = list(rows)
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
@@ -38,14 +47,15 @@ def inside_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         one: dict[str, Any] = {"method": method, "texts": sorted(by_text)}
         for what in COLUMNS:
             if each := [float(row[what]) for row in of if what in row]:
-                one[what] = _mean(each, interval(each))
+                of_what = _divergences(of)[0] if what == "kl" else each
+                one[what] = _with_ends(float(np.mean(each)), interval(of_what))
         policy, *rest = method.split("/")
         for what, other in (("kl_of_dropped", "/".join([policy, rest[0], "1"]) if rest else method),
                             ("kl_of_window", "/".join(["window", *rest]))):  # fmt: skip
             both = sorted(by_text.keys() & found.get(other, {}).keys())
             if other != method and both:
-                above, below = ([found[m][text]["kl"] for text in both] for m in (method, other))
-                one[what] = _mean(above, ratio_interval(above, below), sum(above) / sum(below))
+                above, below = _divergences(*([found[m][text] for text in both] for m in (method, other)))
+                one[what] = _with_ends(sum(above) / sum(below), ratio_interval(above, below))
         methods.append(one)
     return {"methods": methods, "worst": _worst(methods), "rows": rows}
 

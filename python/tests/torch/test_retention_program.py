@@ -14,7 +14,7 @@ from transformers.models.llama import LlamaForCausalLM
 
 from prefixd.evaluate.compare import texts
 from prefixd.evaluate.compare.chat import ByteForm
-from prefixd.evaluate.stats import ratio_interval
+from prefixd.evaluate.stats import interval, ratio_interval
 from prefixd.retention.__main__ import main
 from prefixd.retention.asked import Continuation, Task
 from prefixd.retention.attend import ESTIMATORS, Asked
@@ -151,7 +151,9 @@ def test_a_model_attends_to_what_a_policy_leaves_it(checkpoint: Path) -> None:
     # It writes behind the question, and goes on from there.
     assert document.answers == [written[:3], written[3:6]]
     got, answers = document.measure(Cell("window", 0.1, 1), False)
-    assert got["kl"] == pytest.approx(float((full.exp() * (full - own)).sum(-1).mean()), rel=1e-3) and got["kl"] > 0
+    each = (full.exp() * (full - own)).sum(-1)  # 159 tokens: nine spans of 16 and one of 15
+    assert got["kl"] == pytest.approx(float(each.mean()), rel=1e-3) and got["kl"] > 0
+    assert got["spans"] == pytest.approx([float(s.mean()) for s in each.split(16)], rel=1e-3, abs=1e-6)
     assert got["same"] == pytest.approx(float((full.argmax(-1) == own.argmax(-1)).float().mean()))
     true = torch.tensor(ids[261:])[:, None]
     assert got["nats"] == pytest.approx(float((full - own).gather(1, true).mean()), abs=1e-5)
@@ -239,6 +241,22 @@ def test_what_is_inside_is_paired_with_dropped_by_text() -> None:
     assert worst["retrieved"] == {"kl_of_dropped": pytest.approx(1.5), "answers": 0.25}
     assert worst["dropped"] == {"answers": 1.0} and worst["estimated"] == {}
     assert "| tova/0.1/0.5 | 1 | 3.0000 | – |" in inside_table(body)
+
+
+def test_one_text_is_paired_by_span() -> None:
+    above, below = [0.1, 0.2, 0.6], [1.0, 2.0, 3.0]
+
+    def row(name: str, spans: list[float]) -> dict[str, object]:
+        return {"key": ["a", 7000, 2000], "method": name, "kl": sum(spans) / 3, "spans": spans}
+
+    rows = [row("tova/0.05/1", below), row("tova/0.05/0.5", above)]
+    dropped, retrieved = inside_summary(rows)["methods"]
+    assert dropped["kl"] == pytest.approx([2.0, *interval(below)])
+    assert retrieved["kl_of_dropped"] == pytest.approx([0.15, *ratio_interval(above, below)])
+    del rows[0]["spans"]  # nothing to pair with but the text
+    dropped, retrieved = inside_summary(rows)["methods"]
+    assert dropped["kl"] == [2.0, None, None] and retrieved["kl_of_dropped"] == [pytest.approx(0.15), None, None]
+    assert retrieved["kl"][1:] == pytest.approx(list(interval(above)))
 
 
 def test_the_report_pairs_by_document_and_sorts_heads_by_entropy() -> None:
