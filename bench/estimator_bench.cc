@@ -39,7 +39,7 @@ struct Options {
   std::vector<double> budgets = {0.01, 0.02, 0.05};
   std::string estimators =
       "none, moment, moment/r2, moment/r4, moment/r8, moment/r16, moment/full, moment/full/cov, "
-      "moment/r8/rank, centroid, scan, phi";
+      "centroid, scan, phi";
   std::vector<std::string> selectors = {"exact"};
   std::vector<uint32_t> heads;  // numbers of keys of synthetic heads, beside the model's own
   uint32_t clusters = 32;

@@ -180,17 +180,12 @@ void Describe(V& v, Is<StepPolicy> auto& s) {
   v("l_gen", s.l_gen), v("selector", s.selector);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
   v("spread", s.spread);
-  v("sharing", s.sharing), v("window", s.window);
-  v("prefetch", s.prefetch);
+  v("sharing", s.sharing), v("prefetch", s.prefetch);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {
   v("block", s.block), v("similarity", s.similarity), v("dilation", s.dilation);
   v("across", s.across);
-}
-template <class V>
-void Describe(V& v, Is<StepPolicy::Window> auto& s) {
-  v("phi", s.phi), v("alpha", s.alpha);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Prefetch> auto& s) {

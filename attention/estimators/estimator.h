@@ -83,7 +83,7 @@ class EstimatorSummary {
                                               std::span<const std::byte> bytes);
 
   // Points the step's input at this summary, which must outlive the step: sets `estimator` and what
-  // belongs to it. The caller sets phi_q, forms, stored features and scan masses.
+  // belongs to it. The caller sets phi_q, phi_form, stored features and scan masses.
   void AttachTo(GroupStepInput& in) const;
 
   // Null for other estimators.

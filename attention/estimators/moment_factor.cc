@@ -2,6 +2,10 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "attention/estimators/moments.h"
 
@@ -10,6 +14,8 @@ namespace {
 
 constexpr int kIterations = 30;
 constexpr uint32_t kOversampling = 8;
+constexpr int kSweeps = 30;
+constexpr double kOrthogonal = 1e-12;  // cosine of two images that are left as they are
 
 // Makes the rows of `basis` [n][dim] orthonormal (modified Gram-Schmidt, twice); rows that vanish
 // become zero.
@@ -49,10 +55,61 @@ std::vector<double> Project(const std::vector<double>& basis, uint32_t n,
   return out;
 }
 
+// Turns the orthonormal rows of `basis` [n][dim] within their span, until their images W b are
+// orthogonal, and sorts them by the images' lengths: then they are the singular vectors of W within
+// the span (one-sided Jacobi; Hestenes, 1958).
+void TurnToSingularVectors(std::vector<double>& basis, uint32_t n, const std::vector<double>& w,
+                           uint32_t rows, uint32_t dim) {
+  std::vector<double> image = Project(basis, n, w, rows, dim);
+  const auto row = [](std::vector<double>& of, uint32_t a, uint32_t width) {
+    return std::span(of).subspan(size_t{a} * width, width);
+  };
+  const auto dot = [](std::span<const double> x, std::span<const double> y) {
+    return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+  };
+  bool turned = true;
+  for (int sweep = 0; turned && sweep < kSweeps; ++sweep) {
+    turned = false;
+    for (uint32_t a = 0; a + 1 < n; ++a) {
+      for (uint32_t b = a + 1; b < n; ++b) {
+        const auto x = row(image, a, rows), y = row(image, b, rows);
+        const double xx = dot(x, x), yy = dot(y, y), xy = dot(x, y);
+        if (!(std::abs(xy) > kOrthogonal * std::sqrt(xx * yy))) continue;
+        turned = true;
+        const double zeta = (yy - xx) / (2 * xy);
+        const double t = std::copysign(1 / (std::abs(zeta) + std::hypot(1, zeta)), zeta);
+        const double cosine = 1 / std::hypot(1, t), sine = cosine * t;
+        const auto turn = [&](std::span<double> u, std::span<double> v) {
+          for (size_t i = 0; i < u.size(); ++i) {
+            const double old = u[i];
+            u[i] = cosine * old - sine * v[i];
+            v[i] = sine * old + cosine * v[i];
+          }
+        };
+        turn(x, y);
+        turn(row(basis, a, dim), row(basis, b, dim));
+      }
+    }
+  }
+  std::vector<std::pair<double, uint32_t>> order;
+  for (uint32_t a = 0; a < n; ++a) {
+    const auto x = row(image, a, rows);
+    order.emplace_back(-dot(x, x), a);
+  }
+  std::ranges::sort(order);
+  std::vector<double> sorted;
+  for (const auto& [length, a] : order) {
+    const auto b = row(basis, a, dim);
+    sorted.insert(sorted.end(), b.begin(), b.end());
+  }
+  basis = std::move(sorted);
+}
+
 }  // namespace
 
 // With W = diag(rms), the best approximation of W C of rank r keeps its r leading right singular
-// vectors V; so C ~ (C V) V^T. V is found by iterating a block of vectors with (W C)^T (W C).
+// vectors V; so C ~ (C V) V^T. Iterating a block of vectors with (W C)^T (W C) finds a space that
+// has them, also where singular values are close; V is then chosen within it.
 MomentSummary MomentSummary::Factored(uint32_t rank, std::span<const float> query_rms) const {
   assert(has_cross() && rank >= 1 && rank < std::min(key_dim_, value_dim_));
   assert(query_rms.empty() || query_rms.size() == key_dim_);
@@ -81,12 +138,11 @@ MomentSummary MomentSummary::Factored(uint32_t rank, std::span<const float> quer
         }
       }
     }
-    // The first rows of the block, orthonormalised in order, converge to the leading vectors.
     basis.swap(next);
     Orthonormalise(basis, block, value_dim_);
   }
+  TurnToSingularVectors(basis, block, weighted, key_dim_, value_dim_);
   basis.resize(size_t{rank} * value_dim_);
-
   return FactoredAlong(basis);
 }
 

@@ -44,20 +44,6 @@ double NormalHazard(double t) {
   return kInvSqrt2Pi * std::exp(-0.5 * t * t) / (0.5 * std::erfc(-t / kSqrt2));
 }
 
-double NormalQuantile(double p) {
-  if (p > 0.5) return -NormalQuantile(1 - p);
-  if (!(p > 0)) return -std::numeric_limits<double>::infinity();
-  // Newton on log Phi, whose derivative is the hazard: concave, so that it converges from below.
-  const double target = std::log(p);
-  double t = -std::sqrt(-2 * target);
-  for (int step = 0; step < 50; ++step) {
-    const double move = (target - LogNormalCdf(t)) / NormalHazard(t);
-    t += move;
-    if (std::abs(move) < 1e-14 * (1 + std::abs(t))) break;
-  }
-  return t;
-}
-
 double LogTiltedMass(double mu, double sigma, double c) {
   if (c == std::numeric_limits<double>::infinity()) return mu + 0.5 * sigma * sigma;
   const double a = (c - mu) / sigma;

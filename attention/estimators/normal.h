@@ -10,8 +10,6 @@ double Erfcx(double x);
 double LogNormalCdf(double t);
 // h(t) = pdf(t) / Phi(t), the inverse Mills ratio; ~ -t for very negative t.
 double NormalHazard(double t);
-// Phi^-1(p): -inf and +inf at 0 and 1.
-double NormalQuantile(double p);
 // sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma): the log mean of exp(s) for s ~ N(mu, sigma^2)
 // restricted to s <= c (without the restriction's own normalisation, as in docs/mathematics.md).
 // sigma > 0; c may be +inf (no cut).

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention/estimators/remainder.h"
+#include "attention/estimators/tilt.h"
 #include "attention/kernels/kernels.h"
 
 namespace prefixd {
@@ -106,8 +107,7 @@ std::vector<double> CentroidMasses(const RemainderContext& context,
     if (clusters.left(c) < 1) continue;
     const double variance = clusters.ScoreVariance(c, g);
     const double cut = TiltCut(context.cut(g), mean[c], std::sqrt(variance), clusters.left(c));
-    const double log_mean =
-        TiltScores(MomentForm::kDirect, mean[c], variance, cut, kInfMass).log_mean;
+    const double log_mean = TiltScores(mean[c], variance, cut).log_mean;
     log_z[c] = std::log(clusters.left(c)) + std::max(log_mean, mean[c]);  // Jensen's bound
   }
   return log_z;

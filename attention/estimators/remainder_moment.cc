@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/estimators/normal.h"
 #include "attention/estimators/remainder.h"
+#include "attention/estimators/tilt.h"
 #include "attention/kernels/kernels.h"
 
 namespace prefixd {
@@ -94,7 +94,6 @@ Remainder EstimateMoment(const RemainderContext& context) {
   const bool full = moment.has_covariance();
   const std::vector<double> key_variance =
       full ? std::vector<double>() : RemainderKeyVariance(context);
-  const double rank_depth = in.moment_form == MomentForm::kRank ? NormalQuantile(1 / kept) : 0.0;
   CrossRoom room;
 
   for (uint32_t g = 0; g < context.group(); ++g) {
@@ -103,7 +102,7 @@ Remainder EstimateMoment(const RemainderContext& context) {
         full ? FullVariance(context, g, mean) : DiagonalVariance(context, g, key_variance);
     const Cut cut = context.cut(g);
     const double c = TiltCut(cut, mean.of_remainder, std::sqrt(variance), r);
-    const Tilt tilt = TiltScores(in.moment_form, mean.of_remainder, variance, c, rank_depth);
+    const Tilt tilt = TiltScores(mean.of_remainder, variance, c);
     out.log_z[g] = ClampToBracket(std::log(r) + tilt.log_mean, cut, mean.of_remainder, r);
 
     // y_R = vbar_R + lever/r * S_R with the retrieved rows removed from both. With ds_i the score

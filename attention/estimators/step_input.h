@@ -11,7 +11,6 @@
 #include "attention/estimators/moments.h"
 #include "attention/estimators/phi_cache.h"
 #include "attention/estimators/stored_features.h"
-#include "attention/estimators/tilt.h"
 #include "attention/rows/rows.h"
 #include "prefixd/estimator_variant.h"
 #include "prefixd/kv_shape.h"
@@ -40,7 +39,6 @@ struct GroupStepInput {
 
   // kMoment; other estimators use it, if set, for the lower side of the bracket on Z_R.
   const MomentSummary* moment = nullptr;
-  MomentForm moment_form = MomentForm::kDirect;
 
   // kPhi. Features of retrieved rows are read where they are stored, else recomputed by phi_k.
   const PhiCache* phi = nullptr;

@@ -1,13 +1,10 @@
-// Computes how much mass, and which mean, scores have below a cut: the two readings of the
-// tilted-moment estimator (docs/mathematics.md). float64, one query head.
+// Computes how much mass, and which mean, scores have below a cut, for the tilted-moment estimator
+// (docs/mathematics.md). float64, one query head.
 //
 // The inputs are the remainder's score mean mu and variance sigma^2 and the cut c. These are
-// moments of scores already cut: kDirect treats them as those of a Gaussian that is yet to be cut
-// (low by 10 to 25% for Gaussian scores), kRank takes the cut's depth in its parent, the Gaussian
-// before the cut, from how many tokens lie above it and needs no variance.
+// moments of scores already cut, treated as those of a Gaussian that is yet to be cut: low by 10 to
+// 25% for Gaussian scores.
 #pragma once
-
-#include "prefixd/estimator_variant.h"
 
 namespace prefixd {
 
@@ -23,8 +20,7 @@ struct Tilt {
   double lever;
 };
 
-// rank_depth: Phi^-1 of the share of tokens below the cut, for kRank; not finite: kDirect instead.
 // c may be +-inf.
-Tilt TiltScores(MomentForm form, double mu, double variance, double c, double rank_depth);
+Tilt TiltScores(double mu, double variance, double c);
 
 }  // namespace prefixd

@@ -6,6 +6,7 @@
 
 #include "attention/estimators/normal.h"
 #include "attention/estimators/remainder.h"
+#include "attention/estimators/tilt.h"
 #include "attention/rows/limits.h"
 
 namespace prefixd::reference {
@@ -236,22 +237,11 @@ Estimate EstimateMoment(const GroupStepInput& in, uint32_t g) {
   double share = r / static_cast<double>(in.mid_count);
   if (variance > 0) share = std::min(share, variance * r / whole);
   Estimate out{std::log(r) + mu, value_mean, share};
-  const double depth =
-      in.moment_form == MomentForm::kRank ? NormalQuantile(r / double(in.mid_count)) : 0;
-  const bool by_rank = in.moment_form == MomentForm::kRank && std::isfinite(depth);
   const bool room = c > mu && (std::isinf(c) || c - mu > kNegligibleGap * (1 + std::fabs(c)));
-  if (room && (by_rank || variance > kNegligibleVariance)) {
-    double lever = 0;
-    if (std::isfinite(c) && by_rank) {
-      const double a = std::clamp(depth, -30.0, 40.0);
-      const double h = NormalHazard(a), s = (c - mu) / (a + h), m = c - a * s, t = a - s;
-      out.log_z = std::log(r) + LogTiltedMass(m, s, c) - LogNormalCdf(a);
-      lever = (m + s * s - s * NormalHazard(t) - mu) / (s * s * (1 - a * h - h * h));
-    } else if (variance > kNegligibleVariance) {
-      const double t = (c - mu - variance) / sigma;
-      out.log_z = std::log(r) + mu + variance / 2 + LogNormalCdf(t);
-      lever = 1 - NormalHazard(t) / sigma;
-    }
+  if (room && variance > kNegligibleVariance) {
+    const double t = (c - mu - variance) / sigma;
+    out.log_z = std::log(r) + mu + variance / 2 + LogNormalCdf(t);
+    const double lever = 1 - NormalHazard(t) / sigma;
     for (uint32_t l = 0; l < slope.size(); ++l) out.y[l] += lever * slope[l];
   }
   out.log_z = Bracketed(out.log_z, in, g);

@@ -50,8 +50,8 @@ Estimate EstimatePhi(const GroupStepInput& in, uint32_t g, PhiForm form);
 // from a summary. `rest`: the mid region's rows that were not retrieved.
 Estimate EstimateClusters(const GroupStepInput& in, uint32_t g, const RowsView& rest);
 
-// Computes the step with the estimator that `in` names: none, moment in all its forms, phi with
-// features recomputed. Inputs are trusted: nothing is validated.
+// Computes the step with the estimator that `in` names: none, moment, phi with features
+// recomputed. Inputs are trusted: nothing is validated.
 States GroupStep(const GroupStepInput& in, uint32_t value_dim);
 
 }  // namespace prefixd::reference

@@ -5,6 +5,7 @@
 
 #include "attention/estimators/normal.h"
 #include "attention/estimators/remainder.h"
+#include "attention/estimators/tilt.h"
 #include "attention/reference/reference.h"
 
 namespace prefixd::reference {

@@ -22,20 +22,10 @@ Result<EstimatorKind> EstimatorFromName(std::string_view name) {
                          "'; known: none, phi, moment, centroid, scan, auto");
 }
 
-std::string_view MomentFormName(MomentForm form) {
-  switch (form) {
-    case MomentForm::kDirect:
-      return "direct";
-    case MomentForm::kRank:
-      return "rank";
-  }
-  return "unknown";
-}
-
 namespace {
 
 constexpr std::string_view kKnown =
-    "none, moment[/rR | /full][/cov][/rank], phi[/per_feature][/bf16], centroid, scan, auto";
+    "none, moment[/rR | /full][/cov], phi[/per_feature][/bf16], centroid, scan, auto";
 
 // Parses "r8" as 8; returns 0 for anything else.
 uint32_t RankFrom(std::string_view option) {
@@ -52,8 +42,6 @@ bool SetMomentOption(EstimatorVariant& v, std::string_view option) {
     v.rank = EstimatorVariant::kFullRank;
   } else if (option == "cov" && !v.covariance) {
     v.covariance = true;
-  } else if (option == "rank" && v.form == MomentForm::kDirect) {
-    v.form = MomentForm::kRank;
   } else {
     return false;
   }
@@ -89,7 +77,6 @@ std::string EstimatorVariant::Name() const {
   if (rank == kFullRank) name += "/full";
   if (rank > 0 && rank != kFullRank) name += "/r" + std::to_string(rank);
   if (covariance) name += "/cov";
-  if (form != MomentForm::kDirect) name += "/" + std::string(MomentFormName(form));
   if (phi_form == PhiForm::kPerFeature) name += "/per_feature";
   if (bf16) name += "/bf16";
   return name;
@@ -113,7 +100,6 @@ Result<EstimatorVariant> EstimatorVariant::Parse(std::string_view name) {
 
 EstimatorVariant EstimatorVariant::Kept() const {
   EstimatorVariant kept = *this;
-  kept.form = MomentForm::kDirect;
   kept.phi_form = PhiForm::kSigned;
   return kept;
 }

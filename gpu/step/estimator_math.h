@@ -37,72 +37,15 @@ inline constexpr double kSqrt2 = 1.41421356237309504880;
 // Below this, Phi(t) is formed from erfcx: it would underflow, and its logarithm cancel.
 inline constexpr double kNormalTail = -5.0;
 
-// Returns log Phi(t), Phi the standard normal distribution function.
-PREFIXD_HD inline double LogNormalCdf(double t) {
-  if (t < kNormalTail) return -0.5 * t * t + log(0.5 * Erfcx(-t / kSqrt2));
-  if (t > 0) return log1p(-0.5 * erfc(t / kSqrt2));
-  return log(0.5 * erfc(-t / kSqrt2));
-}
-
-// Returns h(t) = pdf(t) / Phi(t).
-PREFIXD_HD inline double NormalHazard(double t) {
-  if (t < kNormalTail) return 0.79788456080286535588 / Erfcx(-t / kSqrt2);
-  return 0.39894228040143267794 * exp(-0.5 * t * t) / (0.5 * erfc(-t / kSqrt2));
-}
-
-// Returns Phi^-1(p): -inf and +inf at 0 and 1.
-PREFIXD_HD inline double NormalQuantile(double p) {
-  const double tail = p > 0.5 ? 1.0 - p : p;
-  const double sign = p > 0.5 ? -1.0 : 1.0;
-  if (!(tail > 0)) return -sign * Infinity();
-  // Newton's method runs on log Phi, whose derivative is the hazard: log Phi is concave, so the
-  // iteration converges from below.
-  const double target = log(tail);
-  double t = -sqrt(-2.0 * target);
-  for (int step = 0; step < 50; ++step) {
-    const double move = (target - LogNormalCdf(t)) / NormalHazard(t);
-    t += move;
-    if (fabs(move) < 1e-14 * (1.0 + fabs(t))) break;
-  }
-  return sign * t;
-}
-
-// Returns sigma^2/2 + mu + log Phi((c - mu - sigma^2)/sigma); c may be +inf.
-PREFIXD_HD inline double LogTiltedMass(double mu, double sigma, double c) {
-  if (c == Infinity()) return mu + 0.5 * sigma * sigma;
-  const double a = (c - mu) / sigma, t = a - sigma;
-  if (t < kNormalTail) return c - 0.5 * a * a + log(0.5 * Erfcx(-t / kSqrt2));
-  return mu + 0.5 * sigma * sigma + LogNormalCdf(t);
-}
-
-// These bound the depth of a parent's cut, in its own deviations.
-inline constexpr double kDeepestCut = -30.0, kHighestCut = 40.0;
-
-// Returns the Gaussian of which the scores are the part below c, a of its deviations above its
-// mean.
-PREFIXD_HD inline Tilt TiltFromParent(double mu, double c, double a) {
-  const double h = NormalHazard(a);
-  const double deviation = (c - mu) / (a + h);
-  const double mean = c - a * deviation, t = a - deviation;
-  const double variance = deviation * deviation * (1.0 - h * (a + h));
-  const double tilted = mean + deviation * deviation - deviation * NormalHazard(t);
-  return {LogTiltedMass(mean, deviation, c) - LogNormalCdf(a), (tilted - mu) / variance};
-}
-
-// Does what TiltScores of attention/estimators/tilt.h does. rank_depth: for kRank; when it is not
-// finite, kDirect is used instead.
-PREFIXD_HD inline Tilt TiltOf(MomentForm form, double mu, double variance, double c,
-                              double rank_depth) {
+// Does what TiltScores of attention/estimators/tilt.h does.
+PREFIXD_HD inline Tilt TiltOf(double mu, double variance, double c) {
   const bool bounded = c < Infinity();
   if (!(c > mu) || (bounded && c - mu <= kNegligibleGap * (1.0 + fabs(c)))) return {mu, 0};
-  if (form == MomentForm::kRank && fabs(rank_depth) < Infinity() && bounded) {
-    return TiltFromParent(mu, c, fmin(fmax(rank_depth, kDeepestCut), kHighestCut));
-  }
   if (!(variance > kNegligibleVariance)) return {mu, 0};
   const double sigma = sqrt(variance);
-  if (!bounded) return {LogTiltedMass(mu, sigma, c), 1.0};
-  // LogTiltedMass and NormalHazard, which share their special functions: each takes a thread of a
-  // device a good part of a microsecond.
+  if (!bounded) return {mu + 0.5 * sigma * sigma, 1.0};
+  // LogTiltedMass and NormalHazard of attention/, which share their special functions: each takes a
+  // thread of a device a good part of a microsecond.
   const double a = (c - mu) / sigma, t = a - sigma;
   if (t < kNormalTail) {
     const double scaled = Erfcx(-t / kSqrt2);
@@ -146,13 +89,11 @@ PREFIXD_HD inline double ClampToBracket(double log_mass, double log_count, doubl
   return log_mass < log_count + mean ? log_count + mean : log_mass;
 }
 
-// Returns the tilted moments of `count` > 0 remaining tokens of `mid_count` whose scores have this
-// mean and variance.
-PREFIXD_HD inline RemainderMass TiltedMoment(MomentForm form, double count, double mid_count,
-                                             double mean, double variance, Cut cut) {
+// Returns the tilted moments of `count` > 0 remaining tokens whose scores have this mean and
+// variance.
+PREFIXD_HD inline RemainderMass TiltedMoment(double count, double mean, double variance, Cut cut) {
   const double c = TiltCutOf(cut, mean, variance > 0 ? sqrt(variance) : 0.0, count);
-  const double depth = form == MomentForm::kRank ? NormalQuantile(count / mid_count) : 0.0;
-  const Tilt tilt = TiltOf(form, mean, variance, c, depth);
+  const Tilt tilt = TiltOf(mean, variance, c);
   const double log_count = log(count);
   return {ClampToBracket(log_count + tilt.log_mean, log_count, mean, cut), tilt.lever};
 }

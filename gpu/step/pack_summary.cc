@@ -127,7 +127,6 @@ void AddStepParts(const GroupStepInput& in, HostImage& image, DeviceSummary& d) 
   d.estimator = Effective(in);
   d.mid_count = static_cast<uint32_t>(in.mid_count);
   d.merge_estimate = MergesEstimate(in);
-  d.moment_form = in.moment_form;
   d.phi_form = in.phi_form;
   if (d.estimator == EstimatorKind::kPhi && in.features.data != nullptr) {
     d.feature_format = in.features.format;

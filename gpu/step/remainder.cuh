@@ -96,7 +96,7 @@ __device__ inline Remainder MomentRemainder(const HeadView& h, const Sums& sums)
   const auto [mean, variance] = RemoveScores(h, sums);
   Remainder out;
   out.mass = Once([&, of = mean.of_remainder, spread = variance] {
-    return TiltedMoment(s.moment_form, h.count, s.mid_count, of, spread, h.cut);
+    return TiltedMoment(h.count, of, spread, h.cut);
   });
   if (c < h.layout.value_dim) {
     double value = s.mean_value[c] - sums.value1 / h.count;
@@ -194,8 +194,7 @@ __device__ inline void ClusterMasses(const HeadView& h, ClusterRest& rest) {
     const double left = rest.left[c];
     if (left >= 1 && !scanned) {
       const double cut = TiltCutOf(h.cut, rest.mean[c], sqrt(rest.variance[c]), left);
-      const double log_mean =
-          TiltOf(MomentForm::kDirect, rest.mean[c], rest.variance[c], cut, Infinity()).log_mean;
+      const double log_mean = TiltOf(rest.mean[c], rest.variance[c], cut).log_mean;
       log_mass = log(left) + fmax(log_mean, rest.mean[c]);  // Jensen's bound
     } else if (left >= 1 && scan_shift > -Infinity()) {
       const double whole = exp(scanned[c] - scan_shift);

@@ -2,11 +2,11 @@
 // region, and how it reads that (docs/mathematics.md).
 //
 //   none
-//   moment[/rR | /full][/cov][/rank]   R: rank of the cross moment C; full: all of C;
-//                                      cov: the keys' full covariance; rank: the form
-//   phi[/per_feature][/bf16]           per_feature: the paper's clamp; bf16: half the cache's size
-//   centroid, scan                     by clusters of keys
-//   auto                               per head, as measured at ingest
+//   moment[/rR | /full][/cov]   R: rank of the cross moment C; full: all of C;
+//                               cov: the keys' full covariance
+//   phi[/per_feature][/bf16]    per_feature: the paper's clamp; bf16: half the cache's size
+//   centroid, scan              by clusters of keys
+//   auto                        per head, as measured at ingest
 //
 // Thread-safety: plain values.
 #pragma once
@@ -44,19 +44,15 @@ inline constexpr std::array<std::string_view, kEstimatorKinds> kEstimatorNames =
 // clamps its whole mass, the paper's parity form [38-43] each feature, u_R = max(u - u_K,
 // kFeatureEpsilon).
 enum class PhiForm : uint8_t { kSigned = 0, kPerFeature = 1 };
-// Selects how a moment estimate reads its cut (attention/estimators/tilt.h).
-enum class MomentForm : uint8_t { kDirect = 0, kRank = 1 };
-std::string_view MomentFormName(MomentForm form);  // "direct", "rank"
 
 struct EstimatorVariant {
   static constexpr uint32_t kFullRank = UINT32_MAX;
 
   EstimatorKind kind = EstimatorKind::kAuto;
-  uint32_t rank = 0;                      // kMoment: rank of C; 0: no C, kFullRank: all of C
-  bool covariance = false;                // kMoment: the keys' full covariance
-  MomentForm form = MomentForm::kDirect;  // kMoment
-  PhiForm phi_form = PhiForm::kSigned;    // kPhi
-  bool bf16 = false;                      // kPhi: keeps u and T of the cache in bf16
+  uint32_t rank = 0;                    // kMoment: rank of C; 0: no C, kFullRank: all of C
+  bool covariance = false;              // kMoment: the keys' full covariance
+  PhiForm phi_form = PhiForm::kSigned;  // kPhi
+  bool bf16 = false;                    // kPhi: keeps u and T of the cache in bf16
 
   EstimatorVariant() = default;
   EstimatorVariant(EstimatorKind k) : kind(k) {}  // NOLINT: an estimator is its plainest variant

@@ -38,7 +38,7 @@ struct StepPolicy {
   // a `budget` includes them, so that the budget holds.
   struct Sharing {
     uint32_t block = 1;       // steps, at most 256; 1: every step retrieves
-    double similarity = 0.8;  // cosine of the queries above which they share a set
+    double similarity = 0.9;  // cosine of the queries above which they share a set
     uint32_t dilation = 1;    // neighbours to either side of the best third; at most 16
     // The first step of a block shares the previous block's set too, if its query is like the one
     // that retrieved the set. With blocks of 1 a step shares the previous step's set.
@@ -47,16 +47,6 @@ struct StepPolicy {
     bool operator==(const Sharing&) const = default;
   };
   Sharing sharing;
-  // In the upper quarter of the layers a step retrieves only tokens from a boundary on, which moves
-  // up with the layer ([PrHS], PSAW). The tokens before it stay in the remainder and are
-  // estimated.
-  struct Window {
-    double phi = 1;  // (0, 1]; [PrHS] takes 0.7. 1: all tokens
-    double alpha = 1;
-    bool on() const { return phi < 1; }
-    bool operator==(const Window&) const = default;
-  };
-  Window window;
   // Rows are prefetched into the host tier for a head's next step, behind all other reading
   // (runtime/prefix/prefetcher.h): the tokens behind and before those that the last step retrieved,
   // nearest first. Prefetch changes times and bytes read, never results.
@@ -73,8 +63,7 @@ struct StepPolicy {
   // miss, instead of evenly; the total never grows.
   bool adaptive = false;
   // Spreads the tokens of `budget` over layers and heads by what the prefill's queries were
-  // measured to lose, instead of evenly; the total never grows. Not beside `window`, which hides
-  // what was measured.
+  // measured to lose, instead of evenly; the total never grows.
   bool spread = true;
   // Fills StepInfo::missing: each query head's missing mass, certified where the cut is exact.
   bool report_missing = false;

@@ -142,10 +142,8 @@ class Policy:
     adaptive: bool = False  # heads share the budget by what each is estimated to miss
     spread: bool = True  # heads share the budget by what each was measured to lose
     report_missing: bool = False  # steps report what they have not read, with a bound
-    # Steps whose queries are alike share sets: {"block": 16, "similarity": 0.8, "dilation": 1}.
+    # Steps whose queries are alike share sets: {"block": 16, "similarity": 0.9, "dilation": 1}.
     sharing: Mapping[str, Any] | None = None
-    # The upper layers retrieve only recent tokens: {"phi": 0.7, "alpha": 1}.
-    window: Mapping[str, Any] | None = None
     # Rows that the next step may want are prefetched: {"forward": 4}.
     prefetch: Mapping[str, Any] | None = None
     # Heads for which the estimator is given: {"layer": 0, "kv_head": 1, "estimator": "moment"}.
@@ -174,8 +172,6 @@ class Policy:
             wire["k"] = self.k
         if self.sharing is not None:
             wire["sharing"] = dict(self.sharing)
-        if self.window is not None:
-            wire["window"] = dict(self.window)
         if self.prefetch is not None:
             wire["prefetch"] = dict(self.prefetch)
         if self.fixed:

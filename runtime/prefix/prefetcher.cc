@@ -7,7 +7,6 @@
 
 #include "base/capture_errors.h"
 #include "runtime/prefix/prepared_prefix.h"
-#include "runtime/prefix/visible_mid.h"
 #include "storage/segment/segment_format.h"
 
 namespace prefixd {
@@ -156,11 +155,9 @@ Status SessionPrefetch::Read(size_t head, std::span<const uint32_t> ids,
   // Steps read whole rows until the keys are in memory, and the load of the keys waits in the same
   // queue for the disk.
   if (given_up_[head] || prefix_.loads_keys(head)) return {};
-  const KvGeometry& geometry = prefix_.model()->spec.geometry;
   const StepPolicy::Prefetch& prefetch = policy_.prefetch;
   const uint32_t layer = prefix_.layer_of(head);
-  const TokenRange within =
-      VisibleMid(policy_.window, layer, geometry.n_layers, prefix_.partition());
+  const TokenRange within = prefix_.partition().mid;
   // Steps read values alone where the keys are in memory.
   const auto part = prefix_.holds_keys(head) ? storage::RowPart::kValue : storage::RowPart::kRow;
   uint64_t left = head_bytes_;

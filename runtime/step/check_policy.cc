@@ -40,24 +40,6 @@ Status CheckSharing(const StepPolicy& policy) {
   return {};
 }
 
-Status CheckWindow(const StepPolicy& policy) {
-  const StepPolicy::Window& window = policy.window;
-  if (!(window.phi > 0 && window.phi <= 1)) {
-    return InvalidArgument("window.phi is above 0 and at most 1 (no window), not " +
-                           std::to_string(window.phi));
-  }
-  if (!(window.alpha >= 0) || !std::isfinite(window.alpha)) {
-    return InvalidArgument("window.alpha is a finite number of 0 or more, not " +
-                           std::to_string(window.alpha));
-  }
-  if (window.on() && policy.mode != StepMode::kRetrieve) {
-    return InvalidArgument("mode '" + std::string(StepModeName(policy.mode)) +
-                           "' retrieves nothing that a window could narrow; use mode retrieve, or "
-                           "window.phi 1");
-  }
-  return {};
-}
-
 Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
   const StepPolicy::Prefetch& prefetch = policy.prefetch;
   for (const auto& [name, reach] :
@@ -88,12 +70,12 @@ Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
 
 // The scan estimator needs the scores of all keys under each query.
 Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
-  if (estimator.kind != EstimatorKind::kScan || (!policy.sharing.on() && !policy.window.on())) {
+  if (estimator.kind != EstimatorKind::kScan || !policy.sharing.on()) {
     return {};
   }
   return InvalidArgument(
       "estimator scan is made of the scores that a search gives every key, and steps that share a "
-      "set or see a window have none; use another estimator, or neither sharing nor window");
+      "set have none; use another estimator, or no sharing");
 }
 
 }  // namespace
@@ -113,7 +95,6 @@ Status CheckPolicy(const RuntimeOptions& options, const StepPolicy& policy) {
                            "'; use auto, exact, codes or ivf");
   }
   PREFIXD_TRY(CheckSharing(policy));
-  PREFIXD_TRY(CheckWindow(policy));
   return CheckPrefetch(options, policy);
 }
 

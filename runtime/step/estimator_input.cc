@@ -5,7 +5,6 @@ namespace prefixd {
 void EstimatorInput::Attach(const EstimatorVariant& estimator, const EstimatorSummary& summary,
                             const FeatureMapSet* maps, size_t head, GroupStepInput& step) {
   summary.AttachTo(step);
-  step.moment_form = estimator.form;
   step.phi_form = estimator.phi_form;
   if (estimator.kind == EstimatorKind::kPhi && !maps->phi_q.empty()) {
     // Maps are for models whose layers have as many heads.

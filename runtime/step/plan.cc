@@ -7,7 +7,6 @@
 #include "attention/step/budget.h"
 #include "attention/step/spread.h"
 #include "runtime/indexes/indexes.h"
-#include "runtime/prefix/visible_mid.h"
 #include "runtime/step/check_policy.h"
 #include "runtime/summaries/head_choice.h"
 #include "storage/segment/stored_part.h"
@@ -49,7 +48,7 @@ class Planner {
       const size_t head = model_.heads.of(fixed.layer, fixed.kv_head);
       fixed_.emplace(head, fixed.estimator);
     }
-    if (policy.spread && !policy.k && !policy.window.on()) Spread();
+    if (policy.spread && !policy.k) Spread();
   }
 
   bool tuned() const { return !choices_.empty(); }
@@ -114,7 +113,7 @@ class Planner {
     const EstimatorVariant& estimator = measured.estimator;
     if (estimator.kind == EstimatorKind::kPhi) return prefix_.has_phi_caches();
     if (estimator.kind == EstimatorKind::kScan) {
-      const bool every_key = !policy_.sharing.on() && !policy_.window.on();
+      const bool every_key = !policy_.sharing.on();
       const bool codes = selector_ == index::IndexKind::kCodes;
       return ScoresAll(selector_) && IsChosen(estimator, codes) && every_key &&
              prefix_.has_clusters();
@@ -292,11 +291,6 @@ Result<index::IndexKind> ChooseSelector(const RuntimeOptions& options, const Pre
 }
 
 }  // namespace
-
-TokenRange SessionPlan::Candidates(size_t head) const {
-  return VisibleMid(policy.window, prefix->layer_of(head), prefix->model()->spec.geometry.n_layers,
-                    prefix->partition());
-}
 
 Result<std::shared_ptr<SessionPlan>> MakePlan(const RuntimeOptions& options, Prefetcher& prefetcher,
                                               std::shared_ptr<PreparedPrefix> prefix,

@@ -35,8 +35,6 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   index::IndexKind selector = index::IndexKind::kExact;
   std::unique_ptr<SharedSets> shared;      // null: every step retrieves
   std::unique_ptr<SessionPrefetch> ahead;  // null: nothing is prefetched
-  // Returns the part of the mid region that a step of this head may retrieve from.
-  TokenRange Candidates(size_t head) const;
   std::string estimator;  // for people: "phi (length 8192)", "moment, untuned", ...
   // How many own tokens of the session the prefix ends with, and what keeps them stored.
   uint32_t moved = 0;

@@ -53,7 +53,7 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
       request.queries = search.q;
       request.group = geometry.group_size(layer);
       request.layer = geometry.layers[layer];
-      request.candidates = keys->Searched(search.plan->Candidates(head));
+      request.candidates = keys->Searched(prefix.partition().mid);
       request.k = search.k;
       request.scores = search.scores;
       request.selected_keys = search.selected_keys;
@@ -74,10 +74,6 @@ void SearchGroups(size_t head, std::span<GroupSearch> searches, index::SearchScr
     ledger.select_ns += ShareOf(spent.select_ns, searches.size(), i);
     if (!status.ok()) search.found = status.error();
     if (!search.found.ok()) continue;
-    // The search tells nothing of the tokens that a window hides, so there are no cuts.
-    if (search.plan->Candidates(head) != prefix.partition().mid) {
-      search.found->cuts.assign(requests[i].group, Cut{});
-    }
     ledger.selections += 1;
     ledger.retrievals += 1;
     ledger.keys_scanned += search.found->keys_scanned;
@@ -97,7 +93,7 @@ RetrievedSet SetToShare(const SessionPlan& plan, size_t head, std::span<const ui
                .ids;
     for (uint32_t& id : best) id = set[id];
   }
-  std::vector<uint32_t> ids = Dilated(set, best, reach, plan.Candidates(head));
+  std::vector<uint32_t> ids = Dilated(set, best, reach, plan.prefix->partition().mid);
   plan.prefix->DropMissing(head, ids);
   return {std::move(ids), MakeCutOffsets(cuts, scores), std::make_shared<GatheredRowsSlot>()};
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/capture_errors.h"
 #include "base/match_calls.h"
 #include "base/session_arguments.h"
 #include "base/tables/runtime_options.h"

@@ -190,15 +190,13 @@ Status CheckGathered(const RuntimeOptions& options, const EstimatorVariant& vari
 std::vector<EstimatorVariant> MaterialisedMoments(const RuntimeOptions& options) {
   std::vector<EstimatorVariant> kept = {EstimatorKind::kMoment};
   for (const EstimatorVariant& v : options.estimators) {
-    if (v.kind == EstimatorKind::kMoment && std::ranges::count(kept, v.Kept()) == 0) {
-      kept.push_back(v.Kept());
-    }
+    if (v.kind == EstimatorKind::kMoment && std::ranges::count(kept, v) == 0) kept.push_back(v);
   }
   return kept;
 }
 
 std::string MaterialisedBlobName(const EstimatorVariant& variant) {
-  std::string name = "kept." + variant.Kept().Name();
+  std::string name = "kept." + variant.Name();
   std::ranges::replace(name, '/', '-');
   return name;
 }

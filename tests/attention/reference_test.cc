@@ -89,7 +89,7 @@ TEST(Reference, SignedAndPerFeatureFormsAgreeWhereNothingIsClamped) {
   }
 }
 
-// For keys jointly Gaussian with values the direct form without a cut is exact but for sampling.
+// For keys jointly Gaussian with values the estimate without a cut is exact but for sampling.
 TEST(Reference, MomentEstimateIsTheGaussianTruthWithoutACut) {
   Random random(testing::Seed("Reference.Gaussian"));
   constexpr uint32_t kDim = 16, kTokens = 60000;

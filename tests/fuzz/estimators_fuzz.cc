@@ -51,7 +51,6 @@ struct World {
     spec.clustering = &clustering;
     rows = Floats(in, kRetrieved * (shape.key_dim + shape.value_dim));
     queries = Floats(in, size_t{kGroup} * shape.key_dim);
-    form = in.PickValueInArray({MomentForm::kDirect, MomentForm::kRank});
     phi_form = in.PickValueInArray({PhiForm::kSigned, PhiForm::kPerFeature});
     cuts.resize(kGroup);
     for (Cut& cut : cuts) {
@@ -66,7 +65,6 @@ struct World {
   FeatureMap map;
   std::vector<float> rows, queries;
   std::vector<Cut> cuts;
-  MomentForm form;
   PhiForm phi_form;
 };
 
@@ -79,7 +77,6 @@ void Evaluate(const World& w, const EstimatorSummary& summary) {
   in.retrieved = View(w.rows, w.shape, std::min<uint64_t>(kRetrieved, summary.count()));
   in.cuts = w.cuts;
   in.mid_count = summary.count();
-  in.moment_form = w.form;
   in.phi_form = w.phi_form;
   summary.AttachTo(in);
   // The masses are those of a scan that scored every key.

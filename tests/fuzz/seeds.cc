@@ -181,7 +181,7 @@ void AddIngest(Seeds& seeds) {
   }
   HeadChoice choice;
   choice.layer = 1;
-  choice.chosen = *EstimatorVariant::Parse("moment/r8/rank");
+  choice.chosen = *EstimatorVariant::Parse("moment/r8");
   choice.budget = 0.01;
   choice.errors = {{*EstimatorVariant::Parse("phi/bf16"), 0.25}, {choice.chosen, 0.5}};
   seeds.Add("ingest", 0, SerializeChoices(std::vector<HeadChoice>{choice, HeadChoice()}));

@@ -203,15 +203,12 @@ void EveryForm(const Runner& run, uint64_t seed) {
     specs.back().estimator = kind;
     change(specs.back());
   };
-  for (const MomentForm form : {MomentForm::kDirect, MomentForm::kRank}) {
-    for (const uint32_t rank : {0u, 3u}) {
-      for (const bool covariance : {false, true}) {
-        add(EstimatorKind::kMoment,
-            [&](GroupSpec& s) { s.moment_form = form, s.rank = rank, s.covariance = covariance; });
-      }
+  for (const uint32_t rank : {0u, 3u}) {
+    for (const bool covariance : {false, true}) {
+      add(EstimatorKind::kMoment, [&](GroupSpec& s) { s.rank = rank, s.covariance = covariance; });
     }
-    add(EstimatorKind::kMoment, [&](GroupSpec& s) { s.moment_form = form, s.cross = false; });
   }
+  add(EstimatorKind::kMoment, [](GroupSpec& s) { s.cross = false; });
   for (const PhiForm form : {PhiForm::kSigned, PhiForm::kPerFeature}) {
     for (const bool symmetric : {false, true}) {
       add(EstimatorKind::kPhi, [&](GroupSpec& s) { s.phi_form = form, s.symmetric = symmetric; });
@@ -256,13 +253,6 @@ void HardCases(const Runner& run, uint64_t seed) {
     check("nothing retrieved", shape, {.mid = 70});
     check("everything retrieved", shape, {.mid = 40, .k = 40, .cuts = CutSource::kExact});
     check("one token remains", shape, {.mid = 40, .k = 39, .cuts = CutSource::kExact});
-    // The cut is the token's own score: which of the two is above the other is rounding.
-    check("one token remains, read in another way", shape,
-          {.mid = 40,
-           .k = 39,
-           .cuts = CutSource::kExact,
-           .moment_form = MomentForm::kRank,
-           .rank = 3});
     check("identical keys", shape,
           {.mid = 50, .k = 17, .cuts = CutSource::kExact, .identical_keys = true});
     check("no anchors", shape, {.sinks = 0, .tail = 0, .mid = 33, .k = 5});

@@ -176,7 +176,6 @@ Group MakeGroup(Random& random, const ShapeSpec& shape, const GroupSpec& spec) {
 
   if (spec.estimator == EstimatorKind::kMoment || spec.with_mean) AddMoment(group, random, spec);
   Bind(group, shape, spec.estimator);
-  group.input.moment_form = spec.moment_form;
   switch (spec.estimator) {
     case EstimatorKind::kPhi:
       AddPhi(group, random, shape, spec, selection.ids);
@@ -200,7 +199,6 @@ GroupSpec RandomSpec(Random& random, uint32_t max_mid, bool softcap) {
   if (!softcap) spec.estimator = static_cast<EstimatorKind>(random.Int(0, kEstimatorKinds - 1));
   spec.cuts = static_cast<CutSource>(random.Int(0, 2));
   spec.with_mean = random.Chance(0.5);
-  spec.moment_form = static_cast<MomentForm>(random.Int(0, 1));
   spec.cross = random.Chance(0.7);
   spec.covariance = random.Chance(0.3);
   spec.rank = random.Chance(0.5) ? 0 : random.Int(1, 8);

@@ -51,7 +51,6 @@ struct GroupSpec {
   bool with_mean = false;  // other than moment: with the mean key, for the bracket
   bool identical_keys = false;
   // moment
-  MomentForm moment_form = MomentForm::kDirect;
   bool cross = true, covariance = false;
   uint32_t rank = 0;  // of C's factor; 0, or too large for the dimensions: all of it
   // phi

@@ -63,7 +63,6 @@ struct DeviceKeyMap {
 // may be null.
 struct DeviceSummary {
   EstimatorKind estimator = EstimatorKind::kNone;  // kAuto is resolved by the caller
-  MomentForm moment_form = MomentForm::kDirect;    // kMoment
   PhiForm phi_form = PhiForm::kSigned;
   uint32_t mid_count = 0;  // |M|, retrieved tokens included
   // False: y and lse cover only what was read, and rho_z is the share of the dropped remainder.

@@ -44,8 +44,8 @@ TEST_F(ChoiceTest, RecordsTheErrorsThatSessionsMakeAndTakesTheLeast) {
   options_.choice_budgets = {0.01, 0.1, 0.4};
   options_.clusters = 6;
   auto all = ParseVariants(
-      "none, moment, moment/r3, moment/full, moment/full/cov, moment/r3/rank, moment/rank, "
-      "centroid, scan, phi, phi/bf16, phi/per_feature");
+      "none, moment, moment/r3, moment/full, moment/full/cov, centroid, scan, phi, "
+      "phi/bf16, phi/per_feature");
   ASSERT_OK(all);
   options_.estimators = *all;
   AddMaps(1024, seed);
@@ -165,14 +165,13 @@ TEST_F(ChoiceTest, TheBudgetIsSpreadAndNeverExceeded) {
     // At the ends of what was measured, and beyond, nothing is moved.
     EXPECT_EQ(k[true] != k[false], budget > 0.02 && budget < 0.1);
   }
-  // What was measured does not hold for a window, nor for what the policy names.
-  for (const char* what : {"window", "moment", "k"}) {
+  // What was measured does not hold for what the policy names.
+  for (const char* what : {"moment", "k"}) {
     std::vector<std::vector<uint32_t>> k;
     for (const bool spread : {false, true}) {
       StepPolicy policy;
       policy.budget = 0.05;
       policy.spread = spread;
-      if (what == std::string("window")) policy.window.phi = 0.7;
       if (what == std::string("moment")) policy.estimator = EstimatorKind::kMoment;
       if (what == std::string("k")) policy.k = 40;
       const auto session = Attach(prompt, policy);
@@ -244,9 +243,9 @@ TEST(Choices, SurviveSerialization) {
        {{EstimatorKind::kScan, 0.25}, {EstimatorKind::kNone, 0.5}}},
       {3,
        0,
-       *EstimatorVariant::Parse("moment/r8/rank"),
+       *EstimatorVariant::Parse("moment/r8"),
        0.05,
-       {{*EstimatorVariant::Parse("moment/r8/rank"), 0.125}}},
+       {{*EstimatorVariant::Parse("moment/r8"), 0.125}}},
       {3, 1, EstimatorKind::kNone, 0.05, {}},
   };
   const auto bytes = SerializeChoices(choices);

@@ -168,13 +168,6 @@ TEST_F(CompressTest, StepsThatShareSetsReadOnlyWhatIsLeft) {
     const Output out = Step(*session, 0, prompt.Q(0, kTokens - 1 - i, 1));
     for (const float y : out.y) EXPECT_TRUE(std::isfinite(y));
   }
-  policy = StepPolicy();
-  policy.k = 20;
-  policy.window.phi = 0.7;
-  ASSERT_OK(session->SetPolicy(policy));
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    Step(*session, layer, prompt.Q(layer, kTokens - 1, 1));
-  }
 }
 
 TEST_F(CompressTest, WhatNeedsAllRowsIsRefused) {

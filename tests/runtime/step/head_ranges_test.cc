@@ -37,7 +37,7 @@ class HeadRanges : public RuntimeTest {
 
   // Policies of every mode, estimator and state that steps keep.
   static std::vector<StepPolicy> Policies() {
-    std::vector<StepPolicy> policies(11);
+    std::vector<StepPolicy> policies(10);
     for (size_t i = 0; i < policies.size(); ++i) policies[i].k = 16 + 5 * uint32_t(i);
     policies[0].mode = StepMode::kFull;
     policies[1].mode = StepMode::kAnchors;
@@ -49,9 +49,8 @@ class HeadRanges : public RuntimeTest {
     policies[6].sharing = {.block = 4, .similarity = 0.2, .dilation = 2, .across = true};
     policies[7].adaptive = policies[7].report_missing = true;
     policies[8].prefetch = {.forward = 4, .back = 2};
-    policies[9].window = {0.7, 1};
-    policies[10].selector = "exact";
-    policies[10].sharing = {.block = 3, .similarity = 0.2};
+    policies[9].selector = "exact";
+    policies[9].sharing = {.block = 3, .similarity = 0.2};
     return policies;
   }
 

@@ -1,7 +1,6 @@
 // Tests which set a step uses, how sets widen and age, and what a window hides, against plain
 // restatements of [PrHS]
 #include "runtime/step/shared_sets.h"
-#include "runtime/prefix/visible_mid.h"
 
 #include <limits>
 #include <set>
@@ -95,20 +94,6 @@ TEST(SharedSets, DilationIsOfTheBestAndStaysInside) {
     const std::vector<uint32_t> all(ids.begin(), ids.end());
     EXPECT_EQ(Dilated(all, best, reach, within), std::vector<uint32_t>(want.begin(), want.end()));
   }
-}
-
-TEST(SharedSets, WindowMovesUpWithTheLayer) {
-  const Partition part = Partition::Of(1000, {4, 16});
-  // L = 8: from layer 6 on; phi^(0/2) = 1 at 6, 0.7^(1/2) at 7: floor((1 - 0.83666) 1000) = 163.
-  for (uint32_t layer = 0; layer < 7; ++layer) {
-    EXPECT_EQ(VisibleMid({0.7, 1}, layer, 8, part), part.mid) << layer;
-  }
-  EXPECT_EQ(VisibleMid({0.7, 1}, 7, 8, part), (TokenRange{163, 984}));
-  // alpha 2: 0.7 itself, 1 - 0.7 in doubles being above 0.3.
-  EXPECT_EQ(VisibleMid({0.7, 2}, 7, 8, part), (TokenRange{300, 984}));
-  EXPECT_EQ(VisibleMid({1, 1}, 7, 8, part), part.mid);
-  EXPECT_EQ(VisibleMid({1e-9, 100}, 7, 8, part), (TokenRange{984, 984}));  // all hidden
-  EXPECT_EQ(VisibleMid({0.999, 1}, 7, 8, part), part.mid);                 // hides sinks only
 }
 
 }  // namespace

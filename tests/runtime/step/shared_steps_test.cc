@@ -1,4 +1,4 @@
-// Tests steps that share sets, or see only a window: their outputs must be those of the set that
+// Tests steps that share sets: their outputs must be those of the set that
 // the spec assigns, with the rest estimated.
 #include <algorithm>
 #include <cmath>
@@ -240,52 +240,6 @@ TEST_F(SharedStepTest, BlocksBoundTheRatioFromBelowAndReuseGoesBeyond) {
   EXPECT_EQ(Step(*last, 0, prompt.Q(0, 600, 1)).info.ledger.retrieval_ratio(), 1);
 }
 
-// Tokens hidden by the window are not retrieved, but still estimated; the test adds sharing.
-TEST_F(SharedStepTest, WindowHidesFromRetrievalNotFromTheEstimate) {
-  Random random(Seed("Window"));
-  spec_.geometry = SmallGeometry(4, 4, 2, 16);
-  Open();
-  const auto prompt = MakePrompt(spec_.geometry, 800, 5);
-  ASSERT_NE(PutReady(prompt), "");
-  StepPolicy policy;
-  policy.k = 40;
-  policy.estimator = EstimatorKind::kMoment;
-  policy.window = {0.5, 1};
-  policy.sharing = {4, -1.0, 2, false};
-  const auto session = Attach(prompt, policy);
-  ASSERT_TRUE(session);
-  // floor(3 * 4 / 4) = 3 is the first narrowed layer, and with depth 0 it sees everything; so does
-  // every layer of a model with four. A model with eight layers has two narrowed ones.
-  const auto q = prompt.Q(3, 700, 1);
-  const auto all = session->Select(3, 0, GroupOf(q, 0), 40);
-  ASSERT_OK(all);
-  EXPECT_EQ(all->cuts[0].kind, CutKind::kExact);
-
-  spec_.name = "deep";
-  spec_.geometry = SmallGeometry(8, 4, 2, 16);
-  ASSERT_OK(store_->RegisterModel(spec_));
-  const auto deep = MakePrompt(spec_.geometry, 800, 6);
-  ASSERT_NE(PutReady(deep), "");
-  const auto narrowed = Attach(deep, policy);
-  ASSERT_TRUE(narrowed);
-  const uint32_t boundary = static_cast<uint32_t>((1 - std::sqrt(0.5)) * 800);
-  for (uint32_t t = 0; t < 6; ++t) {
-    const auto queries = deep.Q(7, 700 + t, 1);
-    const Output out = Step(*narrowed, 7, queries);
-    if (t % 4 != 0) continue;  // the test knows a retrieved set's tokens
-    for (uint32_t h = 0; h < 2; ++h) {
-      const auto selected = narrowed->Select(7, h, GroupOf(queries, h), 40);
-      ASSERT_OK(selected);
-      ASSERT_EQ(selected->ids.size(), 40u);
-      EXPECT_GE(selected->ids.front(), boundary);
-      EXPECT_EQ(selected->cuts[0].kind, CutKind::kNone);
-      ExpectStep(out, h, Expected(deep, 7, h, GroupOf(queries, h), selected->ids, {}));
-    }
-  }
-  EXPECT_EQ(narrowed->Select(0, 0, GroupOf(deep.Q(0, 700, 1), 0), 40)->cuts[0].kind,
-            CutKind::kExact);
-}
-
 // A budget holds although dilation reads more than K.
 TEST_F(SharedStepTest, ABudgetPaysForDilation) {
   Random random(Seed("ABudgetPaysForDilation"));
@@ -332,13 +286,9 @@ TEST_F(SharedStepTest, WhatMakesNoSenseIsRefused) {
   refused([](StepPolicy& p) { p.sharing.block = 8, p.estimator = EstimatorKind::kScan; }, "scan");
   refused(
       [](StepPolicy& p) {
-        p.window.phi = 0.5, p.fixed = {{0, 0, EstimatorKind::kScan}};
+        p.sharing.block = 8, p.fixed = {{0, 0, EstimatorKind::kScan}};
       },
       "scan");
-  refused([](StepPolicy& p) { p.window.phi = 0; }, "window.phi");
-  refused([&](StepPolicy& p) { p.window.phi = nan; }, "window.phi");
-  refused([](StepPolicy& p) { p.window.alpha = -1; }, "window.alpha");
-  refused([](StepPolicy& p) { p.window.phi = 0.5, p.mode = StepMode::kAnchors; }, "window");
   EXPECT_EQ(session->policy(), good);
 }
 

@@ -16,7 +16,7 @@ class StepBatchTest : public RuntimeTest {
 
   // Attaches sessions on one prompt that differ in everything that may differ.
   void AttachSome(const SyntheticPrompt& prompt) {
-    std::vector<StepPolicy> policies(7);
+    std::vector<StepPolicy> policies(6);
     for (size_t i = 0; i < policies.size(); ++i) {
       policies[i].k = 10 + 17 * static_cast<uint32_t>(i);
       policies[i].selector = "codes";
@@ -24,8 +24,7 @@ class StepBatchTest : public RuntimeTest {
     policies[2].estimator = EstimatorKind::kNone;
     policies[3].mode = StepMode::kFull;
     policies[4].selector = "exact";
-    policies[5].window = {0.7, 1};
-    policies[6].estimator = EstimatorKind::kScan;
+    policies[5].estimator = EstimatorKind::kScan;
     for (const StepPolicy& policy : policies) {
       sessions_.push_back(Attach(prompt, policy));
       ASSERT_TRUE(sessions_.back());

@@ -1,5 +1,4 @@
-// Tests the forms of the moment estimate against the float64 reference, and its factored cross
-// moment.
+// Tests the moment estimate against the float64 reference, and its factored cross moment.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -18,8 +17,8 @@ using testing::Random;
 using testing::RandomCase;
 using testing::StepCase;
 
-TEST(Moments, EveryFormMatchesTheReference) {
-  Random random(testing::Seed("Moments.Forms"));
+TEST(Moments, TheEstimateMatchesTheReference) {
+  Random random(testing::Seed("Moments.Estimate"));
   for (int round = 0; round < 300; ++round) {
     const RowShape shape{random.Int(3, 24), random.Int(3, 16), random.AnyDType()};
     StepCase c = RandomCase(random, random.Int(40, 160), shape, {2, 3}, random.Int(1, 5),
@@ -32,27 +31,24 @@ TEST(Moments, EveryFormMatchesTheReference) {
       c.moment =
           c.moment.Factored(random.Int(1, 2), random.Chance(0.5) ? rms : std::vector<float>());
     }
-    for (MomentForm form : {MomentForm::kDirect, MomentForm::kRank}) {
-      GroupStepInput in = c.Input(EstimatorKind::kMoment);
-      in.moment_form = form;
-      std::vector<float> log_z(c.group), y(size_t{c.group} * shape.value_dim);
-      ASSERT_TRUE(EstimateRemainder(in, log_z, y).ok());
-      for (uint32_t g = 0; g < c.group; ++g) {
-        const reference::Estimate want = reference::EstimateMoment(in, g);
-        ASSERT_NEAR(log_z[g], want.log_z, 1e-4 * (1 + std::abs(want.log_z)))
-            << MomentFormName(form) << " round " << round;
-        for (uint32_t l = 0; l < shape.value_dim; ++l) {
-          ASSERT_NEAR(y[g * shape.value_dim + l], want.y[l], 1e-3 * (1 + std::abs(want.y[l])))
-              << MomentFormName(form) << " round " << round;
-        }
+    const GroupStepInput in = c.Input(EstimatorKind::kMoment);
+    std::vector<float> log_z(c.group), y(size_t{c.group} * shape.value_dim);
+    ASSERT_TRUE(EstimateRemainder(in, log_z, y).ok());
+    for (uint32_t g = 0; g < c.group; ++g) {
+      const reference::Estimate want = reference::EstimateMoment(in, g);
+      ASSERT_NEAR(log_z[g], want.log_z, 1e-4 * (1 + std::abs(want.log_z))) << "round " << round;
+      for (uint32_t l = 0; l < shape.value_dim; ++l) {
+        ASSERT_NEAR(y[g * shape.value_dim + l], want.y[l], 1e-3 * (1 + std::abs(want.y[l])))
+            << "round " << round;
       }
     }
   }
 }
 
-// For Gaussian scores under an exact cut the rank form is right, and the direct one low. The test
-// uses the keys' full covariance, since a cut along the query makes channels depend on one another.
-TEST(Moments, TheRankFormIsRightForGaussianScores) {
+// For Gaussian scores under an exact cut the estimate is low (attention/estimators/tilt.h). The
+// test uses the keys' full covariance, since a cut along the query makes channels depend on one
+// another.
+TEST(Moments, TheEstimateIsLowForGaussianScores) {
   Random random(testing::Seed("Moments.Gaussian"));
   StepCase c = RandomCase(random, 40000, {16, 4, DType::kF32}, {}, 4, 1.6);
   c.moment = MomentSummary(16, 4, false, true);
@@ -65,16 +61,11 @@ TEST(Moments, TheRankFormIsRightForGaussianScores) {
     one.RetrieveTop(4000);
     const OwnedRows left = one.Rest();
     const double truth = reference::ExactAttention(one.queries, 1, one.layer, left.view()).lse[0];
-    const auto ratio = [&](MomentForm form) {
-      GroupStepInput in = one.Input(EstimatorKind::kMoment);
-      in.moment_form = form;
-      std::vector<float> log_z(1), y(4);
-      EXPECT_TRUE(EstimateRemainder(in, log_z, y).ok());
-      return std::exp(log_z[0] - truth);
-    };
-    const double direct = ratio(MomentForm::kDirect);
-    EXPECT_LT(direct, 1);
-    EXPECT_NEAR(ratio(MomentForm::kRank), 1, 0.05) << "head " << g;
+    std::vector<float> log_z(1), y(4);
+    ASSERT_TRUE(EstimateRemainder(one.Input(EstimatorKind::kMoment), log_z, y).ok());
+    const double ratio = std::exp(log_z[0] - truth);
+    EXPECT_LT(ratio, 1) << "head " << g;
+    EXPECT_GT(ratio, 0.7) << "head " << g;
   }
 }
 
