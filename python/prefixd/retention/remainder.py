@@ -1,5 +1,5 @@
 """The moment estimator of what is not attended to exactly, as attention/estimators/remainder_moment.cc has
-it: the direct reading of the tilted moments, with diagonal variances. Here all scores are known, so that
+it: the tilted moments, with diagonal variances. Here all scores are known, so that
 the moments are taken of the remainder itself."""
 
 from __future__ import annotations
