@@ -1,9 +1,10 @@
 // Measures decode steps of a session that keeps a bounded number of own tokens in memory, while the
 // daemon moves the others to its store, beside one that keeps all in memory: one layer, a real
-// daemon. At each mark the own tokens of both are as many; then both step, in turns, and the
-// bounded one moves as it goes. The floor beside it are steps of the same session that move
-// nothing, because every few tokens are truncated again. Reported are the times of steps, those
-// beside a move apart, and the memory that own tokens take.
+// daemon. At each mark the own tokens of both are as many; then both step, and the bounded one
+// moves as it goes. The floor beside it are steps of the same session that move nothing, because
+// every few tokens are truncated again. Reported are the times of steps, those beside a move apart;
+// what the step's threads spend on the search and on the set that it found; what appending costs,
+// moves included, over all tokens since the mark before; and the memory that own tokens take.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -20,6 +21,7 @@
 #include "bench/support/percentiles.h"
 #include "measure/prompts/synthetic_kv.h"
 #include "measure/timing/json_file.h"
+#include "measure/timing/process.h"
 #include "prefixd/client.h"
 
 namespace prefixd::bench {
@@ -33,6 +35,19 @@ struct Options {
   std::vector<uint32_t> own = {1000, 4000, 16000, 64000};
   std::string json_file;
 };
+
+// What a step costs the daemon, in microseconds: processor time of all its threads, and of that
+// what the step's own took to find the set, and to read and attend over the set and the own tokens.
+struct StepCost {
+  double cpu_us = 0, search_us = 0, given_set_us = 0;
+  uint32_t in_memory = 0;  // own tokens, which it reads all
+};
+void to_json(nlohmann::json& out, const StepCost& c) {
+  out = {{"cpu_us", c.cpu_us},
+         {"search_us", c.search_us},
+         {"given_set_us", c.given_set_us},
+         {"in_memory", c.in_memory}};
+}
 
 class Bench {
  public:
@@ -57,6 +72,7 @@ class Bench {
         "p50 us", "p99", "max", "p99/50", "moves", "beside", "p50", "p99", "MiB", "all: p50", "p99",
         "all: MiB");
     for (const uint32_t own : o_.own) PREFIXD_TRY(Mark(own));
+    PrintCosts();
     if (o_.json_file.empty()) return {};
     return WriteJson(o_.json_file, {{"tokens", o_.tokens},
                                     {"own_memory_tokens", o_.memory},
@@ -64,11 +80,13 @@ class Bench {
                                     {"budget", o_.budget},
                                     {"steps", o_.steps},
                                     {"pace_us", o_.pace_us},
-                                    {"rows", rows_}});
+                                    {"rows", rows_},
+                                    {"ratios", Ratios()}});
   }
 
  private:
-  static constexpr uint32_t kRows = 4096;  // of different own tokens; then they come again
+  static constexpr uint32_t kRows = 4096;     // of different own tokens; then they come again
+  static constexpr uint32_t kTruncated = 50;  // at rest so many steps append before a truncation
 
   void MakeRows() {
     const KvGeometry& g = model_.geometry;
@@ -101,16 +119,31 @@ class Bench {
                           v.subspan(at % kRows * token_ * 2, n * token_ * 2));
   }
 
-  // Brings both to `own` tokens, and lets what is to move do so.
-  Status Grow(uint32_t own) {
+  // Brings both to `own` tokens, and lets what is to move do so. Returns the processor time that a
+  // token of the bounded one took, in microseconds; 0 if none was appended.
+  Result<double> Grow(uint32_t own) {
+    const uint32_t first = own_;
+    PREFIXD_ASSIGN(const Holding before, Look(daemon_.pid()));
     while (own_ < own) {
       const uint32_t n = std::min({own - own_, 512u, kRows - own_ % kRows});
       PREFIXD_TRY(Append(*bounded_, own_, n));
-      PREFIXD_TRY(Append(*whole_, own_, n));
       own_ += n;
       if (own_ % o_.memory < n) PREFIXD_TRY(Settle());
     }
-    return Settle();
+    PREFIXD_TRY(Settle());
+    PREFIXD_ASSIGN(const Holding after, Look(daemon_.pid()));
+    PREFIXD_TRY(Follow(first));
+    if (own_ == first) return 0.0;
+    return (after.cpu_seconds - before.cpu_seconds) * 1e6 / double(own_ - first);
+  }
+  // Brings the one that keeps all to as many tokens as the bounded one has.
+  Status Follow(uint32_t first) {
+    while (first < own_) {
+      const uint32_t n = std::min({own_ - first, 512u, kRows - first % kRows});
+      PREFIXD_TRY(Append(*whole_, first, n));
+      first += n;
+    }
+    return {};
   }
   Status Settle() {
     const auto until = Clock::now() + std::chrono::seconds(60);
@@ -148,57 +181,68 @@ class Bench {
     return {};
   }
 
-  // Steps of the bounded session, paced as the others, behind as many tokens as it may have without
-  // a move.
-  Result<Percentiles> AtRest() {
-    constexpr uint32_t kSome = 50;
-    while (true) {
-      PREFIXD_ASSIGN(const SessionReport report, bounded_->report());
-      if (report.own_tokens + kSome <= report.own_moved + o_.memory) break;
-      PREFIXD_TRY(Append(*bounded_, own_, kSome));
-      PREFIXD_TRY(Append(*whole_, own_, kSome));
-      own_ += kSome;
-      PREFIXD_TRY(Settle());
-    }
-    std::vector<double> us;
+  // Steps of a session, paced as the others, behind as many tokens as it has: what they append is
+  // truncated again.
+  Status AtRest(Session& session, uint32_t steps, std::vector<double>& us) {
     auto next = Clock::now();
-    for (uint32_t i = 0; i < o_.steps / 3; ++i) {
-      PREFIXD_TRY(Step(*bounded_, own_ + i % kSome, us));
-      if (i % kSome == kSome - 1) PREFIXD_TRY(bounded_->Truncate(own_));
+    for (uint32_t i = 0; i < steps; ++i) {
+      PREFIXD_TRY(Step(session, own_ + i % kTruncated, us));
+      if (i % kTruncated == kTruncated - 1) PREFIXD_TRY(session.Truncate(own_));
       next = std::max(next + std::chrono::microseconds(o_.pace_us), Clock::now());
       std::this_thread::sleep_until(next);
     }
-    PREFIXD_TRY(bounded_->Truncate(own_));
+    return session.Truncate(own_);
+  }
+  Result<Percentiles> BoundedAtRest(StepCost& cost) {
+    while (true) {
+      PREFIXD_ASSIGN(const SessionReport report, bounded_->report());
+      if (report.own_tokens + kTruncated <= report.own_moved + o_.memory) break;
+      PREFIXD_TRY(Append(*bounded_, own_, kTruncated));
+      PREFIXD_TRY(Append(*whole_, own_, kTruncated));
+      own_ += kTruncated;
+      PREFIXD_TRY(Settle());
+    }
+    const uint32_t steps = std::max(o_.steps / 3, 1u);
+    PREFIXD_ASSIGN(const SessionReport before, bounded_->report());
+    PREFIXD_ASSIGN(const Holding held, Look(daemon_.pid()));
+    std::vector<double> us;
+    PREFIXD_TRY(AtRest(*bounded_, steps, us));
+    PREFIXD_ASSIGN(const Holding holds, Look(daemon_.pid()));
+    PREFIXD_ASSIGN(const SessionReport after, bounded_->report());
+    const auto each = [&](uint64_t Ledger::*ns) {
+      return double(after.total.*ns - before.total.*ns) * 1e-3 / steps;
+    };
+    cost = {(holds.cpu_seconds - held.cpu_seconds) * 1e6 / steps, each(&Ledger::select_ns),
+            each(&Ledger::read_ns) + each(&Ledger::compute_ns),
+            before.own_tokens - before.own_moved};
     return PercentilesOf(us);
   }
 
   Status Mark(uint32_t own) {
-    PREFIXD_TRY(Grow(std::max(own, own_)));
-    PREFIXD_ASSIGN(const Percentiles rest, AtRest());
+    PREFIXD_ASSIGN(const double append_us, Grow(std::max(own, own_)));
+    StepCost cost;
+    PREFIXD_ASSIGN(const Percentiles rest, BoundedAtRest(cost));
     const uint64_t moves = Moves();
     std::vector<double> bounded_us, beside_us, whole_us;
-    double memory = 0;
+    const uint32_t first = own_;
     auto next = Clock::now();
     for (uint32_t i = 0; i < o_.steps; ++i, ++own_) {
       PREFIXD_TRY(Step(*bounded_, own_, bounded_us));
       PREFIXD_ASSIGN(const SessionReport report, bounded_->report());
       // The mover is at work as long as there are more than there may be.
       if (report.own_tokens > report.own_moved + o_.memory) beside_us.push_back(bounded_us.back());
-      // Few of the other suffice, and it takes longer.
-      if (i % 16 == 0) {
-        PREFIXD_TRY(Step(*whole_, own_, whole_us));
-      } else {
-        PREFIXD_TRY(Append(*whole_, own_, 1));
-      }
       next = std::max(next + std::chrono::microseconds(o_.pace_us), Clock::now());
       std::this_thread::sleep_until(next);
     }
     const uint64_t moved = Moves() - moves;
     PREFIXD_TRY(Settle());
+    PREFIXD_TRY(Follow(first));
+    // Few of the other suffice, and it takes longer.
+    PREFIXD_TRY(AtRest(*whole_, std::max(o_.steps / 16, 1u), whole_us));
     // What the other has is known; the rest is the bounded one's.
     const KvGeometry& g = model_.geometry;
     const double all = double(own_) * double(g.n_kv_heads * g.row(0).bytes()) / (1 << 20);
-    memory = std::max(0.0, OwnMiB() - all);
+    const double memory = std::max(0.0, OwnMiB() - all);
     const Percentiles bounded = PercentilesOf(bounded_us), beside = PercentilesOf(beside_us),
                       whole = PercentilesOf(whole_us);
     std::printf(
@@ -211,6 +255,9 @@ class Bench {
     std::fflush(stdout);
     rows_.push_back({{"own", own},
                      {"at_rest", rest},
+                     {"cost", cost},
+                     {"append_us", append_us},
+                     {"append_of_step", cost.cpu_us > 0 ? append_us / cost.cpu_us : 0.0},
                      {"bounded", bounded},
                      {"beside_moves", beside},
                      {"moves", moved},
@@ -218,6 +265,29 @@ class Bench {
                      {"whole", whole},
                      {"whole_mib", all}});
     return {};
+  }
+
+  void PrintCosts() const {
+    std::printf(
+        "\nprocessor time, us: of the step's threads, at rest; of the whole daemon; and what an "
+        "appended token takes of it, moves included\n%8s %9s | %10s %10s | %10s | %10s %8s\n",
+        "own", "in memory", "search", "given set", "step", "append", "of step");
+    for (const auto& row : rows_) {
+      const auto& cost = row["cost"];
+      std::printf("%8u %9u | %10.1f %10.1f | %10.1f | %10.1f %8.3f\n", row["own"].get<uint32_t>(),
+                  cost["in_memory"].get<uint32_t>(), cost["search_us"].get<double>(),
+                  cost["given_set_us"].get<double>(), cost["cpu_us"].get<double>(),
+                  row["append_us"].get<double>(), row["append_of_step"].get<double>());
+    }
+  }
+  nlohmann::json Ratios() const {
+    const auto given = [](const nlohmann::json& row) {
+      return row["cost"]["given_set_us"].get<double>();
+    };
+    double most = 0;
+    for (const auto& row : rows_) most = std::max(most, row["append_of_step"].get<double>());
+    return {{"given_set_growth", given(rows_.back()) / given(rows_.front())},
+            {"append_of_step", most}};
   }
 
   const Options& o_;

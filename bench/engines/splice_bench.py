@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench/engines"), str(ROOT / "python")]
 
 import torch  # noqa: E402
+from daemon_child import Daemon  # noqa: E402
 from model_text import token_ids  # noqa: E402
 from run_facts import ratios, run_facts, spread  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache  # noqa: E402
@@ -36,32 +34,6 @@ from prefixd.transformers import Splice  # noqa: E402
 
 def show(what: str, s: dict[str, float], unit: str) -> None:
     print(f"  {what:<52} {s['median']:9.3f} {unit:<6} ({s['p25']:.3f} .. {s['p75']:.3f})", flush=True)
-
-
-class Daemon:
-    """The real daemon, with a store that goes with it."""
-
-    def __init__(self, build: Path, tier_mib: int) -> None:
-        self._dir = tempfile.TemporaryDirectory(prefix="prefixd-splice-")
-        read, write = os.pipe()
-        root = Path(self._dir.name)
-        with open(root / "log", "wb") as log:
-            self._process = subprocess.Popen(
-                [build / "bin/prefixd", "--dir", root / "store", "--socket", root / "s", "--min-free-mib", "0",
-                 "--host-tier-mib", str(tier_mib), "--threads", "2", "--ready-fd", str(write)],
-                pass_fds=[write], stdout=log, stderr=log, start_new_session=True,
-            )
-        os.close(write)
-        served = os.read(read, 1)
-        os.close(read)
-        if not served:
-            raise SystemExit(f"splice_bench: the daemon did not start: {(root / 'log').read_text()}")
-        self.address = f"unix:{root / 's'}"
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._dir.cleanup()
 
 
 class Inside:
