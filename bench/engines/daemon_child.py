@@ -11,14 +11,14 @@ from pathlib import Path
 class Daemon:
     """Its store goes with it."""
 
-    def __init__(self, build: Path, tier_mib: int) -> None:
-        self._dir = tempfile.TemporaryDirectory(prefix="prefixd-splice-")
+    def __init__(self, build: Path, tier_mib: int, *options: str) -> None:
+        self._dir = tempfile.TemporaryDirectory(prefix="prefixd-bench-")
         read, write = os.pipe()
         root = Path(self._dir.name)
         with open(root / "log", "wb") as log:
             self._process = subprocess.Popen(
                 [build / "bin/prefixd", "--dir", root / "store", "--socket", root / "s", "--min-free-mib", "0",
-                 "--host-tier-mib", str(tier_mib), "--threads", "2", "--ready-fd", str(write)],
+                 "--host-tier-mib", str(tier_mib), "--threads", "2", "--ready-fd", str(write), *options],
                 pass_fds=[write], stdout=log, stderr=log, start_new_session=True,
             )
         os.close(write)

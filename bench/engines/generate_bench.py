@@ -95,7 +95,7 @@ class Bench:
         if len(ids) < args.prompt:
             raise SystemExit(f"generate_bench: the text has {len(ids)} tokens, the prompt {args.prompt}")
         self.prompt = torch.tensor([ids[: args.prompt]])
-        self.daemon = Daemon(args.build, args.tier_mib)
+        self.daemon = Daemon(args.build, args.tier_mib, "--selector-memory-mib", str(args.selector_mib))
 
     @torch.no_grad()
     def run(self) -> dict[str, Any]:
@@ -115,9 +115,11 @@ class Bench:
         with splice.cache(self.prompt, policy=policy, store=False) as cache:
             self.model.generate(self.prompt, past_key_values=cache, do_sample=True, max_new_tokens=args.tokens,
                                 streamer=watch)
+            kinds = {kind["kind"]: kind["bytes"] for kind in store.stats()["memory_kinds"]}
         peers = [self.framework(args.prompt + n) for n in self.marks()]
         return {"run": run_facts(args.build, "generate_bench.py"), "prompt": args.prompt, "tokens": args.tokens,
-                "window": args.window, "k": args.k, "rows": watch.rows, "framework": peers,
+                "window": args.window, "k": args.k, "tier_mib": args.tier_mib, "selector_mib": args.selector_mib,
+                "kinds": kinds, "rows": watch.rows, "framework": peers,
                 "ratios": self.ratios(watch.rows, peers)}
 
     def marks(self) -> list[int]:
@@ -143,8 +145,8 @@ class Bench:
         return row
 
     def ratios(self, rows: list[dict[str, Any]], peers: list[dict[str, Any]]) -> dict[str, float]:
-        """What grew from the first tenth of the tokens, by when all parts are at work, to the end."""
-        first = next(r for r in rows if r["tokens"] >= self.args.tokens / 10)
+        """What grew in the second half, when all that is bounded has reached its bound."""
+        first = next(r for r in rows if r["tokens"] >= self.args.tokens / 2)
         last = rows[-1]
         return {
             "process_grew_mib": last["process_mib"] - first["process_mib"],
@@ -167,6 +169,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=500, help="tokens between two looks")
     parser.add_argument("--peer-steps", type=int, default=12, help="tokens timed behind the framework's own cache")
     parser.add_argument("--tier-mib", type=int, default=64, help="the daemon's host tier")
+    parser.add_argument("--selector-mib", type=int, default=32, help="the daemon's memory for codes and keys")
     parser.add_argument("--threads", type=int, default=0, help="PyTorch's; 0: its own choice")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--build", type=Path, default=ROOT / "build/release", help="build folder with bin/prefixd")

@@ -35,4 +35,19 @@ void CheckInChild(const std::string& harness, const fs::path& dir, Truth& truth,
   }
 }
 
+void CheckSessionsInChild(const std::string& harness, const fs::path& dir,
+                          const testing::SyntheticPrompt& all, SharedProgress& progress,
+                          Journal& report, const fs::path& errors) {
+  const ChildEnd end = RunChild(
+      [&] {
+        Persister persister(dir, all, progress, report);
+        if (persister.Open()) persister.Check();
+        return 0;
+      },
+      errors);
+  if (!end.exited || end.code != 0) {
+    report.Violation(Where(harness, "the check: " + end.Describe() + Tail(errors)));
+  }
+}
+
 }  // namespace prefixd::storage::reliability

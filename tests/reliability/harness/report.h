@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tests/reliability/harness/cycles.h"
+#include "tests/reliability/workload/persister.h"
 
 namespace prefixd::storage::reliability {
 
@@ -16,5 +17,10 @@ std::string Tail(const std::filesystem::path& file);
 // Runs CheckStore in a child; its findings go to truth and report.
 void CheckInChild(const std::string& harness, const std::filesystem::path& dir, Truth& truth,
                   Journal& journal, Journal& report, const std::filesystem::path& errors);
+
+// Runs Persister::Check in a child; its findings go to progress and report.
+void CheckSessionsInChild(const std::string& harness, const std::filesystem::path& dir,
+                          const testing::SyntheticPrompt& all, SharedProgress& progress,
+                          Journal& report, const std::filesystem::path& errors);
 
 }  // namespace prefixd::storage::reliability
