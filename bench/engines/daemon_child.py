@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 
 class Daemon:
-    """Its store goes with it."""
+    """Its store goes with it. close() ends it; SIGTERM ends the benchmark as sys.exit does, so that it comes
+    to that."""
 
     def __init__(self, build: Path, tier_mib: int, *options: str) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         self._dir = tempfile.TemporaryDirectory(prefix="prefixd-bench-")
         read, write = os.pipe()
         root = Path(self._dir.name)
