@@ -139,13 +139,19 @@ class PreparedPrefix {
   Result<IndexSource> Source(size_t head, index::IndexKind kind, storage::ReadStats* reads);
   // Mid tokens that a head may retrieve.
   uint32_t candidates() const;
-  // Returns where the keys of all heads are, or will be; null: memory has no room for them.
+  // Returns where keys are, or will be: of all heads, or of so many as half of the memory holds.
+  // Null: there is no room for any.
   PrefixKeys* Keys();
+  // Forgets the keys of some heads where there is room for those of all now. Nobody uses them yet.
+  void DropSomeKeys();
   // Sets memory_->keys, unless it is set: to those of `shorter`, behind which it takes its own.
   void TakeKeysOf(const PreparedPrefix& shorter);
-  // Null where memory has no room for so many tokens.
-  std::shared_ptr<PrefixKeys> MakeKeys(uint32_t room) const;
-  uint64_t KeyBytes() const;  // of a token, all heads
+  // Null where memory has no room for so many tokens. strides: KeyStrides(), or 0 for heads that
+  // are left out.
+  std::shared_ptr<PrefixKeys> MakeKeys(const std::vector<size_t>& strides, uint32_t room) const;
+  std::shared_ptr<PrefixKeys> MakeSomeKeys(uint32_t room) const;
+  std::vector<size_t> KeyStrides() const;    // bytes of a key by head; 0: it slides, and keeps none
+  uint64_t KeyBytes(uint32_t tokens) const;  // of all heads
   bool Continues(const PreparedPrefix& shorter) const {
     const TokenRange before = shorter.partition_.mid, mid = partition_.mid;
     return before.begin == mid.begin && before.end <= mid.end;

@@ -21,4 +21,12 @@ SelectorMemory::Lease SelectorMemory::TryTake(const MemoryAccount& account, uint
   return {this, bytes, *std::move(memory)};
 }
 
+bool SelectorMemory::MakeRoom(uint64_t bytes) {
+  if (bytes > capacity_) return false;
+  while (used_ > capacity_ - bytes) {
+    if (!release_ || !release_()) return false;
+  }
+  return true;
+}
+
 }  // namespace prefixd

@@ -59,6 +59,8 @@ class SelectorMemory {
   Result<Lease> Charge(const MemoryAccount& account, uint64_t bytes);
   // Returns an empty lease when there is no room for so many bytes of keys.
   Lease TryTake(const MemoryAccount& account, uint64_t bytes);
+  // Frees what owners can do without until so many bytes more have room; false: there is none.
+  bool MakeRoom(uint64_t bytes);
   // Releases what exceeds the bound, as far as owners can do without it.
   void Trim() {
     while (used_ > capacity_ && release_ && release_()) {

@@ -210,5 +210,38 @@ TEST_F(ExtendedPrefixTest, MemoryForKeysIsBounded) {
   EXPECT_LE(store_->Stats()->selector_memory_bytes, options_.selector_memory_bytes);
 }
 
+// Keys of some heads are taken over, and leave room to grow as those of all do.
+TEST_F(ExtendedPrefixTest, KeysOfSomeHeadsAreTakenOver) {
+  const uint64_t head_token = spec_.geometry.row(0).key_bytes();
+  options_.build_codes = options_.build_ivf = false;
+  // Half of it is one head, with room to grow.
+  options_.selector_memory_bytes = head_token * 5000;
+  Prepare("ExtendedPrefixSome");
+  const Prefix base = Fresh(kShort);
+  Load(*base);
+  EXPECT_TRUE(base->holds_keys(0));
+  EXPECT_FALSE(base->holds_keys(1) || base->holds_keys(3));
+  const Prefix longer = Fresh(kShort + 100), longest = Fresh(kShort + 200);
+  const std::vector<storage::ReadStats> reads = Extend(*longer, *base);
+  Extend(*longest, *longer);
+  EXPECT_TRUE(longer->holds_keys(0));
+  EXPECT_FALSE(longer->holds_keys(1));
+  EXPECT_EQ(longest->memory()->keys, longer->memory()->keys);
+  EXPECT_LT(Ssd({reads[0]}), head_token * kShort / 2);  // copied, and not read
+  for (const Prefix& prefix : {base, longer, longest}) {
+    const Prefix from_scratch = Fresh(prefix->n_tokens());
+    for (size_t head = 0; head < prefix->heads(); ++head) {
+      const auto keys = prefix->MidKeys(head, Bring::kNow, nullptr);
+      const auto want = from_scratch->MidKeys(head, Bring::kNow, nullptr);
+      ASSERT_OK(keys);
+      ASSERT_OK(want);
+      if (!keys->has_value() || !want->has_value()) continue;
+      ASSERT_EQ((*keys)->count, (*want)->count);
+      EXPECT_EQ(std::memcmp((*keys)->data, (*want)->data, (*keys)->count * (*keys)->stride), 0);
+    }
+  }
+  EXPECT_LE(store_->Stats()->selector_memory_bytes, options_.selector_memory_bytes);
+}
+
 }  // namespace
 }  // namespace prefixd::testing

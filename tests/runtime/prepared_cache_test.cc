@@ -121,6 +121,66 @@ TEST_F(PreparedCacheTest, IdleMemoryGivesWay) {
   }
 }
 
+// Where not all keys fit, those of some heads do.
+TEST_F(PreparedCacheTest, KeysOfSomeHeadsSaveTheirReads) {
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, Seed("KeysOfSomeHeadsSaveTheirReads"));
+  const auto q0 = prompt.Q(0, kTokens - 1, 1), q1 = prompt.Q(1, kTokens - 1, 1);
+  struct Steps {
+    Output first, second;
+    uint64_t held = 0;
+  };
+  const auto steps = [&](uint64_t memory) {
+    options_.selector_memory_bytes = memory;
+    Open();
+    Steps out;
+    EXPECT_NE(PutReady(prompt), "");
+    const auto session = Attach(prompt, policy_);
+    for (int i = 0; i < 2; ++i) {  // the second time all that has room is there
+      out.first = Step(*session, 0, q0), out.second = Step(*session, 1, q1);
+      WaitLoaded();
+    }
+    out.first = Step(*session, 0, q0), out.second = Step(*session, 1, q1);
+    out.held = store_->Stats().value().selector_memory_bytes;
+    return out;
+  };
+  const Steps none = steps(0), all = steps(64 << 20), some = steps(KeyBytes() * 3 / 4);
+  const uint64_t of_head = KeyBytes() / 4;
+  EXPECT_EQ(all.held - none.held, KeyBytes());
+  EXPECT_EQ(some.held - none.held, of_head);  // as many as half of the memory holds
+  EXPECT_LT(Ssd(some.first), Ssd(none.first));
+  EXPECT_GT(Ssd(some.first), Ssd(all.first));
+  EXPECT_EQ(Ssd(some.second), Ssd(none.second));
+  for (const Steps* other : {&none, &all}) {
+    EXPECT_EQ(some.first.y, other->first.y);
+    EXPECT_EQ(some.first.lse, other->first.lse);
+    EXPECT_EQ(some.second.y, other->second.y);
+  }
+}
+
+TEST_F(PreparedCacheTest, TheNextSessionGetsTheKeysThatHadNoRoom) {
+  const auto one = MakePrompt(spec_.geometry, kTokens, Seed("TheNextSessionGetsTheKeys"));
+  const auto two = MakePrompt(spec_.geometry, kTokens, Seed("TheNextSessionGetsTheKeys") + 1);
+  options_.selector_memory_bytes = KeyBytes() * 15 / 8;
+  Open();
+  ASSERT_NE(PutReady(one), "");
+  ASSERT_NE(PutReady(two), "");
+  const auto q = two.Q(1, kTokens - 1, 1);
+  auto first = Attach(one, policy_), session = Attach(two, policy_);
+  ASSERT_TRUE(first && session);
+  SsdUntilLoaded(*first, 1, one.Q(1, kTokens - 1, 1));
+  SsdUntilLoaded(*session, 1, q);
+  const Output some = Step(*session, 1, q);
+  EXPECT_GT(Ssd(some), kRowPages);
+  EXPECT_GT(store_->Stats().value().selector_memory_bytes, KeyBytes() * 5 / 4);
+  first.reset(), session.reset();
+  session = Attach(two, policy_);
+  ASSERT_TRUE(session);
+  SsdUntilLoaded(*session, 1, q);
+  const Output all = Step(*session, 1, q);
+  EXPECT_LE(Ssd(all), kRowPages);
+  EXPECT_EQ(all.y, some.y);
+}
+
 TEST_F(PreparedCacheTest, WhatIsIdleHoldsNothingOpen) {
   Open();
   const auto prompt = MakePrompt(spec_.geometry, kTokens, Seed("WhatIsIdleHoldsNothingOpen"));
