@@ -95,6 +95,7 @@ class Bench:
         if len(ids) < args.prompt:
             raise SystemExit(f"generate_bench: the text has {len(ids)} tokens, the prompt {args.prompt}")
         self.prompt = torch.tensor([ids[: args.prompt]])
+        self.facts = run_facts(args.build, "generate_bench.py")
         self.daemon = Daemon(args.build, args.tier_mib, "--selector-memory-mib", str(args.selector_mib))
 
     @torch.no_grad()
@@ -117,7 +118,7 @@ class Bench:
                                 streamer=watch)
             kinds = {kind["kind"]: kind["bytes"] for kind in store.stats()["memory_kinds"]}
         peers = [self.framework(args.prompt + n) for n in self.marks()]
-        return {"run": run_facts(args.build, "generate_bench.py"), "prompt": args.prompt, "tokens": args.tokens,
+        return {"run": self.facts, "prompt": args.prompt, "tokens": args.tokens,
                 "window": args.window, "k": args.k, "tier_mib": args.tier_mib, "selector_mib": args.selector_mib,
                 "kinds": kinds, "rows": watch.rows, "framework": peers,
                 "ratios": self.ratios(watch.rows, peers)}
@@ -175,6 +176,8 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build/release", help="build folder with bin/prefixd")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
+    if not 0 < args.every <= args.tokens:
+        parser.error("--every must be at least 1 and at most --tokens")
     if args.threads:
         torch.set_num_threads(args.threads)
     bench = Bench(args)

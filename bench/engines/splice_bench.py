@@ -77,8 +77,8 @@ class Bench:
         longest = max(args.lengths) + (args.rounds + 1) * args.steps
         if longest > min(self.ids.shape[1], self.model.config.max_position_embeddings):
             raise SystemExit(f"splice_bench: {longest} tokens are beyond the text or the model")
-        self.daemon = Daemon(args.build, args.tier_mib)
         self.out: dict[str, Any] = {"run": run_facts(args.build, "splice_bench.py"), "lengths": [], "ratios": {}}
+        self.daemon = Daemon(args.build, args.tier_mib)
         self.tenants = 0
 
     def splice(self) -> Splice:
@@ -129,8 +129,9 @@ class Bench:
         if n == self.args.lengths[-1]:
             for key in ("prefill_store_overhead", "ready_over_prefill"):
                 self.out["ratios"][key] = at[key]
-            self.out["ratios"]["decode_speedup_7k6"] = at["decode_speedup"]
-            self.out["ratios"]["attention_speedup_7k6"] = at["attention_speedup"]
+            for key in ("decode_speedup", "attention_speedup"):
+                if key in at:  # a prompt may be too short for each of the budgets
+                    self.out["ratios"][f"{key}_7k6"] = at[key]
 
     def repeated(self, n: int) -> None:
         period = self.args.lengths[-1]
@@ -148,7 +149,8 @@ class Bench:
         at: dict[str, Any] = {"tokens": n, "repeated": period}
         self.decode(splice, long_one, period, n, at, ids)
         self.out["lengths"].append(at)
-        self.out["ratios"]["attention_speedup_32k"] = at["attention_speedup"]
+        if "attention_speedup" in at:
+            self.out["ratios"]["attention_speedup_32k"] = at["attention_speedup"]
 
     def decode(
         self, splice: Splice, own: DynamicCache, follows: int, n: int, at: dict[str, Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefixd import _core, arrays
 from prefixd.deadline import deadline
-from prefixd.errors import FailedPrecondition, InvalidArgument
+from prefixd.errors import FailedPrecondition, InvalidArgument, PrefixdError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -187,14 +188,19 @@ class Put:
         if kind is not None:
             if os.getpid() == self._process:  # a child has nothing to abort
                 self.abort()
-        elif self._result is None and self._failed is None:
-            self.commit().result()
-        elif self._result is not None:
-            self.result()
-        else:
+        elif self._result is None and self._failed is not None:
             self.abort()
-            assert self._failed is not None
             raise self._failed
+        else:
+            try:
+                if self._result is None:
+                    self.commit()
+                self.result()
+            except BaseException:
+                # A write that failed behind the block keeps the store from hearing of the commit.
+                with contextlib.suppress(PrefixdError):
+                    self.abort()
+                raise
 
 
 def _runs(tokens: Sequence[int], queries: np.ndarray) -> list[tuple[int, np.ndarray]]:

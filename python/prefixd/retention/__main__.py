@@ -104,6 +104,7 @@ class Work:
             o.policies, o.budgets, o.shares,
             range(min(1, o.layer_step - 1), self._layers, o.layer_step), o.prompt, o.tokens,
         )  # fmt: skip
+        self._check_same()
         found = texts.kept(o.out / "texts.jsonl", o.kinds, o.documents + o.training_documents, SEED)
         self._texts = [t for kind in found.values() for t in kind]
 
@@ -115,6 +116,15 @@ class Work:
     @functools.cached_property
     def _digest(self) -> str:
         return "blake2b:" + checkpoint_digest(self._o.model)
+
+    def _check_same(self) -> None:
+        """Checks that --out holds what this model gave for texts of these lengths."""
+        path = self._o.out / "plan.json"
+        new = {"weights": self._digest, "tokens": self._o.tokens, "prompt": self._o.prompt}
+        if path.is_file() and (old := json.loads(path.read_text(encoding="utf-8"))) != new:
+            differ = "; ".join(f"{k}: {old.get(k)} there, {new[k]} now" for k in new if old.get(k) != new[k])
+            raise PrefixdError(f"{self._o.out} holds another run ({differ}); name another --out or remove it")
+        path.write_text(json.dumps(new) + "\n", encoding="utf-8")
 
     def show(self, text: str) -> None:
         print(f"\r  {text:<70}", end="", file=sys.stderr, flush=True)
@@ -129,7 +139,7 @@ class Work:
 
     def _recorded(self, text: texts.Text) -> Recorded:
         one = Recorded(self._o.out / "traces" / f"{text.kind}-{text.number}.safetensors", text.kind, text.source)
-        if not one.path.exists():
+        if not one.has(self.plan.layers):
             record(self._model, self._ids(text), self.plan.layers, one.path, one.kind, one.source,
                    lambda at: self.show(f"{one.name}: records token {at}"))
         return one
@@ -180,7 +190,10 @@ class Work:
         form = form_of(self._o.model)
         for text in self._some(training=False):
             yield Task(f"{text.kind}-{text.number}", self._ids(text), form)
-        for text in texts.kept(self._o.out / "texts.jsonl", ["prose"], self._o.facts, SEED)["prose"]:
+        # None that is measured as it is, and none that scorers were trained on.
+        others = self._o.documents + self._o.training_documents
+        prose = texts.kept(self._o.out / "texts.jsonl", ["prose"], others + self._o.facts, SEED)["prose"]
+        for text in prose[others:]:
             yield Task.facts(text, self.plan.tokens, form, SEED)
 
     def measure_inside(self) -> None:
@@ -231,7 +244,7 @@ class Work:
                 yield cell, True
 
     def train(self) -> None:
-        wanted = [n for n in LEARNT if not learn.scorer_path(self._o.out, n).exists()]
+        wanted = [n for n in LEARNT if not learn.has_scorers(self._o.out, self._digest, self.plan.layers, n)]
         if not wanted:
             return
         loaded = [learn.load(self._recorded(t), self.plan.layers, self.plan.prompt) for t in self._some(training=True)]

@@ -117,6 +117,16 @@ def scorer_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.safetensors"
 
 
+def has_scorers(folder: Path, weights_digest: str, layers: Sequence[int], name: str) -> bool:
+    """Says whether all these layers have a scorer for these weights."""
+    path = scorer_path(folder, name)
+    if not path.is_file():
+        return False
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+        return file.metadata().get("weights") == weights_digest and all(f"layers.{i}.mean" in names for i in layers)
+
+
 def load_scorer(folder: Path, weights_digest: str, layer: int, name: str) -> Scorer:
     """Returns the scorer of a layer, at its beginning."""
     path = scorer_path(folder, name)

@@ -36,6 +36,13 @@ class Recorded:
     def name(self) -> str:
         return self.path.stem
 
+    def has(self, layers: Sequence[int]) -> bool:
+        """Says whether the file is there, with these layers."""
+        if not self.path.exists():
+            return False
+        with safe_open(self.path, "pt") as file:
+            return {str(i) for i in layers} <= json.loads(file.metadata()["scales"]).keys()
+
     def layer(self, index: int, prompt: int) -> Seen:
         """Returns what a layer saw of the whole text."""
         with safe_open(self.path, "pt") as file:

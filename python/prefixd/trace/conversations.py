@@ -82,7 +82,9 @@ def own(form: Form, file: Path, questions: Sequence[str], tokens: int, steps: in
     if questions:
         prompt = _cut(form, ids, min(tokens, len(ids) + len(form.head)), file.name)
         return Conversation("asked", file.name, prompt, lambda: _asked(form, questions, 64))
-    prompt = _cut(form, ids, min(tokens, max(1, len(ids) - steps)), file.name)
+    if len(ids) - steps < len(form.head) + 4:
+        raise InvalidArgument(f"{file} has {len(ids)} tokens, too few for a prompt and {steps} steps: smaller --steps")
+    prompt = _cut(form, ids, min(tokens, len(ids) - steps), file.name)
     follow = ids[len(prompt) - len(form.head) :][:steps]
     return Conversation("continued", file.name, prompt, lambda: iter([Turn([], follow)]))
 

@@ -110,13 +110,17 @@ class PrefixLayer(_Layer, DynamicLayer):
         """Gets 0 or less from PrefixCache.crop."""
         if tokens_to_remove == 0:
             return
+        self.check_crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
+
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Refuses what crop would."""
         if self.handed > 0:
             raise FailedPrecondition("tokens were handed over (own_window): they cannot be cropped")
         if -tokens_to_remove > self._kept():
             raise FailedPrecondition(
                 "a stored prefix cannot be cropped; attach again with n_tokens"
             )
-        super().crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         if self.is_initialized:
@@ -370,6 +374,10 @@ class PrefixCache(Cache):
         layers would take it for a length of what they have in memory."""
         if tokens_to_remove > 0:
             tokens_to_remove = min(0, tokens_to_remove - self.get_seq_length())
+        if tokens_to_remove:  # a refusal leaves all layers as they are
+            for layer in self.layers:
+                if isinstance(layer, PrefixLayer):
+                    layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
         if self.recorder is not None and tokens_to_remove:
             self.recorder.crop(-tokens_to_remove)  # once no layer has refused

@@ -238,6 +238,8 @@ class Recorder:
         for put, commit in zip(self._puts, self._commits, strict=False):
             if commit is not None:
                 failed = failed or commit.exception()
+                if put is not None and commit.exception() is not None:
+                    _abort(put)  # it may have failed before the store heard of a commit
             elif put is not None:
                 _abort(put)
         self._puts = [None] * len(self._puts)

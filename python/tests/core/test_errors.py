@@ -76,6 +76,8 @@ def test_a_put_that_fails_leaves_nothing(store: prefixd.Store) -> None:
         with store.begin_put("m", prompt.tokens) as put:
             put.write(1, 0, bad, prompt.v[1])
             put.write(0, 0, prompt.k[0], prompt.v[0])
+    # A put that is left open would be waited for: its owner's variable and its exception still hold it.
+    store.begin_put("m", prompt.tokens, wait=5, alone=True).abort()
     assert store.match("m", prompt.tokens).n_tokens == 0 and store.list_prefixes().prefixes == []
     prompt.put(store)
 

@@ -116,15 +116,17 @@ def test_a_run_goes_on_where_it_stopped(
     assert all("answers" in json.loads(row) for row in more[len(inside) :])
     body = json.loads((tmp_path / "r.json").read_text())
     assert body["rows"] == [json.loads(row) for row in more]
+    assert main([*common, "--tokens", "900"]) == 1
+    assert "holds another run (tokens: 700 there, 900 now)" in capsys.readouterr().err
     # Scorers are there for all layers but the first: nothing is read for them, and then for all.
     capsys.readouterr()
     assert main([*common, "--kl", "--policies", "kvpop-mlp"]) == 1
     assert "has no scorer of layer 0: --train with --layer-step 1" in capsys.readouterr().err
-    every = [*common, "--layer-step", "1", "--out", str(tmp_path / "every")]
+    every = [*common, "--layer-step", "1"]
     assert main([*every, "--train"]) == 0
     assert main([*every, "--kl", "--policies", "window,kvpop-mlp,kvpop-mlstm", "--budgets", "0.15,0.1"]) == 0
     # A tenth of 700 tokens, half of it retained, is less than KVpop's sinks and window; half of 105 is, too.
-    rows = [json.loads(row)["method"] for row in (tmp_path / "every" / "kl.jsonl").read_text().splitlines()]
+    rows = [json.loads(row)["method"] for row in (tmp_path / "o" / "kl.jsonl").read_text().splitlines()]
     assert {m for m in rows if "kvpop-mlp/" in m} == {"kvpop-mlp/0.15/1"} | {"kvpop-mlp/0.1/1"}
     assert {m for m in rows if "mlstm" in m} == {"kvpop-mlstm/0.15/1", "kvpop-mlstm/0.1/1"}
 

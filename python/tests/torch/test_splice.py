@@ -123,6 +123,23 @@ def test_cropped_tokens_are_run_again(store: prefixd.Store) -> None:
     assert store.match(splice.spec.name, ids[0]).n_tokens == 90
 
 
+@torch.no_grad()
+def test_a_refused_crop_leaves_layers_that_slide_as_they_are(store: prefixd.Store) -> None:
+    model = make("gemma2")  # its first layer slides, and could be cropped further
+    splice = Splice(store, model, policy=FULL)
+    ids = tokens(28, seed=8)
+    want = native(model, ids)
+    with splice.cache(ids[:, :20]) as cache:
+        spliced(model, ids[:, :20], cache)
+    with splice.cache(ids[:, :22]) as cache:
+        model(ids[:, 20:25], past_key_values=cache)
+        with pytest.raises(prefixd.FailedPrecondition, match="cannot be cropped"):
+            cache.crop(-10)
+        assert [layer.get_seq_length() for layer in cache.layers] == [25] * len(cache.layers)
+        got = model(ids[:, 25:], past_key_values=cache).logits
+    assert torch.allclose(got, want[:, 25:], atol=1e-3)
+
+
 def test_beams_hand_tokens_over_each_to_its_own(store: prefixd.Store) -> None:
     model = make("llama")
     splice = Splice(store, model, policy=prefixd.Policy(mode="full", own_window=4))
