@@ -13,13 +13,16 @@ CallLimits CallLimits::Of(uint32_t timeout_ms, const CallCanceller* canceller) {
 
 Status CallLimits::Check() const {
   Clock::time_point earliest = Clock::time_point::max();
+  bool cancelled = false;
   for (const CallLimits* l = this; l != nullptr; l = l->outer) {
-    if (l->canceller != nullptr && l->canceller->count() != l->since) {
-      return Error{Code::kCancelled, "the call was cancelled"};
-    }
+    cancelled = cancelled || (l->canceller != nullptr && l->canceller->count() != l->since);
     earliest = std::min(earliest, l->deadline);
   }
-  if (earliest == Clock::time_point::max() || Clock::now() < earliest) return {};
+  // A client cancels what is late, too.
+  if (earliest == Clock::time_point::max() || Clock::now() < earliest) {
+    if (cancelled) return Error{Code::kCancelled, "the call was cancelled"};
+    return {};
+  }
   return Error{
       Code::kDeadlineExceeded,
       "the call did not end by its deadline (call_timeout_ms); what it would have answered "

@@ -10,8 +10,10 @@ namespace prefixd {
 
 Result<std::shared_ptr<Connection>> Connection::Open(const Address& address,
                                                      const ConnectOptions& options) {
-  const auto deadline =
-      Socket::Clock::now() + std::chrono::milliseconds(options.connect_timeout_ms);
+  auto deadline = Socket::Clock::now() + std::chrono::milliseconds(options.connect_timeout_ms);
+  if (const CallLimits* limits = CarriedScope::Current()) {
+    deadline = std::min(deadline, limits->Earliest());
+  }
   // A child of fork() leaves its copy as it is: a lock may be held for ever, and the end of TLS
   // would be the parent's.
   std::shared_ptr<Connection> connection(new Connection, [](const Connection* ended) {

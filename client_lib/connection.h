@@ -70,8 +70,14 @@ class Connection {
 
   // How long the daemon has to say that a call is late or cancelled.
   static constexpr std::chrono::milliseconds kGrace{5000};
+  // How long after a deadline it says so of what it carries out.
+  static constexpr std::chrono::milliseconds kSaysItself{100};
 
   Result<Reply> Do(Call call);
+  // Carries out a call that ends a session or a put, whose answer nobody needs. Where the calling
+  // thread's limits end before it has its turn, whoever has the turn sends it: nothing is left at
+  // the daemon.
+  void EndAtDaemon(Call call);
 
   // So many calls of a series are in flight at most: the daemon has work while the client copies.
   static constexpr size_t kInFlight = 4;
@@ -129,15 +135,23 @@ class Connection {
     uint64_t at = 0;
     Socket::Deadline deadline = {};
     bool told = false;       // that the caller's limits ended the call
+    bool late = false;       // told because its own deadline passed
     bool cancelled = false;  // by its progress function: it fails, even where it was finished
     std::vector<uint64_t> releases = {};  // holds that it tells the daemon to release
     std::optional<Result<Reply>> answer = {};
+
+    // Of one with a deadline: from then on the daemon would have said itself that it is late.
+    Socket::Clock::time_point late_from() const { return *deadline - kGrace + kSaysItself; }
   };
   // Nothing is in flight any more when it goes: what is, ends with the connection.
   struct Landing;
 
   Connection() = default;
   Status SayHello(const ConnectOptions& options);
+  // timed: not longer than a call may take.
+  Result<CallLock> TakeTurn(bool timed);
+  // Sends what EndAtDaemon left, without waiting for answers. Needs the turn.
+  void SendEnds();
   // Fails where no call can begin.
   Status CheckUsable() const;
   // Sends a flight's request. kInvalidArgument: nothing was sent. Any other error has broken the
@@ -167,8 +181,10 @@ class Connection {
   Socket::Deadline DeadlineOf(Call& call) const;
   // The earliest deadline of what is in flight.
   Socket::Deadline Earliest() const;
-  // Waits until a message comes or a deadline has passed. Sends a cancel for each call that is to
-  // end meanwhile, and shortens its deadline then, unless the call runs to its end.
+  // When the first call is late that was not told so; none: no call has a deadline.
+  Socket::Deadline NextLate() const;
+  // Waits until a message comes or a deadline has passed. Sends a cancel for each call that is late
+  // or to end meanwhile, and shortens its deadline then, unless the call runs to its end.
   Status AwaitMessage();
   static Error Malformed(const std::string& why);
   // Marks the connection as broken, and closes it.
@@ -191,6 +207,8 @@ class Connection {
   uint64_t next_id_ = 1;
   std::vector<Flight*> flights_;  // sent and not answered; mutex_ is held
   std::vector<uint64_t> copied_;  // holds to be released; likewise
+  std::mutex to_end_mutex_;
+  std::vector<Call> to_end_;  // what EndAtDaemon left
   mutable std::mutex tier_mutex_;
   std::map<uint64_t, std::shared_ptr<const SharedRegion>> tier_regions_;
   std::string broken_;  // why the connection can no longer be used; empty while it can

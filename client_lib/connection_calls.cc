@@ -74,20 +74,55 @@ Status Connection::CheckUsable() const {
   return {};
 }
 
-Result<Connection::Reply> Connection::Do(Call call) {
+Result<CallLock> Connection::TakeTurn(bool timed) {
   PREFIXD_TRY(CheckProcess());  // before a lock that the parent may have held
-  PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
+  const CallScope scope(CallLimits::Of(timed ? call_timeout_ms_ : 0, nullptr));
+  return CallLock::Take(mutex_);
+}
+
+void Connection::EndAtDaemon(Call call) {
+  if (!CheckProcess().ok()) return;
+  const MessageType type = call.type;
+  const wire::Json named = call.control;
+  auto done = Do(std::move(call));
+  if (done.ok() || !EndedEarly(done.error())) return;
+  {
+    std::lock_guard lock(to_end_mutex_);
+    to_end_.push_back({type, named, {}, {}, nullptr, {}});
+  }
+  // Whoever has the turn sends it when its call is over; nobody may have it any more.
+  const CarriedScope no_other(nullptr);
+  const CallScope soon(CallLimits::Of(1, nullptr));
+  if (const auto turn = CallLock::Take(mutex_); turn.ok()) SendEnds();
+}
+
+void Connection::SendEnds() {
+  std::vector<Call> calls;
+  {
+    std::lock_guard lock(to_end_mutex_);
+    calls.swap(to_end_);
+  }
+  for (Call& call : calls) {
+    if (!broken_.empty()) return;  // what it had has ended with it
+    Flight end{
+        .call = std::move(call), .id = next_id_++, .deadline = Socket::Clock::now() + kGrace};
+    if (Status sent = SendRequest(end); !sent.ok()) (void)Break(sent.error(), end.deadline);
+  }
+}
+
+Result<Connection::Reply> Connection::Do(Call call) {
+  PREFIXD_ASSIGN(const CallLock turn, TakeTurn(/*timed=*/call.progress == nullptr));
   PREFIXD_TRY(CheckUsable());
   Flight flight{.call = std::move(call)};
   const Landing landing(*this);
   PREFIXD_TRY(Launch(flight));
   while (!flight.answer) PREFIXD_TRY(Receive());
+  SendEnds();
   return *std::move(flight.answer);
 }
 
 Status Connection::DoSeries(std::vector<Call> calls, const std::function<bool(size_t)>& done) {
-  PREFIXD_TRY(CheckProcess());
-  PREFIXD_ASSIGN(const CallLock turn, CallLock::Take(mutex_));
+  PREFIXD_ASSIGN(const CallLock turn, TakeTurn(/*timed=*/true));
   PREFIXD_TRY(CheckUsable());
   uint64_t part = 1;  // of the region, for each call in flight
   for (const Call& call : calls) part = std::max(part, TensorBytes(call));
@@ -117,6 +152,7 @@ Status Connection::DoSeries(std::vector<Call> calls, const std::function<bool(si
     ++ended;
   }
   ReleaseCopied();
+  SendEnds();
   return failed;
 }
 
@@ -224,22 +260,38 @@ Socket::Deadline Connection::Earliest() const {
   return earliest;
 }
 
+Socket::Deadline Connection::NextLate() const {
+  Socket::Deadline next;
+  for (const Flight* flight : flights_) {
+    if (flight->told || !flight->deadline || flight->call.type == MessageType::kHello) continue;
+    const auto late = flight->late_from();
+    if (!next || late < *next) next = late;
+  }
+  return next;
+}
+
 Status Connection::AwaitMessage() {
   const CallLimits* const own = CarriedScope::Current();
-  if (own == nullptr && std::ranges::all_of(flights_, [](const Flight* flight) {
-        return flight->call.cancelled_by.empty();
-      })) {
-    return {};
-  }
+  const bool looks = own != nullptr || std::ranges::any_of(flights_, [](const Flight* flight) {
+                       return !flight->call.cancelled_by.empty();
+                     });
   while (true) {
-    const auto now = Socket::Clock::now();
-    const Socket::Deadline deadline = Earliest();
-    PREFIXD_ASSIGN(const bool answers, socket_.Readable(now + kCallSlice));
+    auto now = Socket::Clock::now();
+    const Socket::Deadline deadline = Earliest(), late = NextLate();
+    if (!looks && !late) return {};
+    auto until = looks ? now + kCallSlice : Socket::Clock::time_point::max();
+    if (late) until = std::clamp(*late, now, until);
+    PREFIXD_ASSIGN(const bool answers, socket_.Readable(until));
     if (answers || (deadline && now >= *deadline)) return {};
-    // A deadline is known to the daemon already.
+    now = Socket::Clock::now();
     const bool ended = own != nullptr && IsCancelled(own);
     for (Flight* flight : flights_) {
-      if (flight->told || !(ended || std::ranges::any_of(flight->call.cancelled_by, IsCancelled))) {
+      if (flight->told) continue;
+      // The daemon knows the deadline of a call that it carries out, not of one that waits for a
+      // thread; a cancel has both answered at once.
+      flight->late = flight->deadline && flight->call.type != MessageType::kHello &&
+                     now >= flight->late_from();
+      if (!(flight->late || ended || std::ranges::any_of(flight->call.cancelled_by, IsCancelled))) {
         continue;
       }
       flight->told = true;
@@ -285,6 +337,9 @@ Connection::Flight* Connection::FindFlight(uint64_t id) const {
 void Connection::Answer(Flight& flight, Result<Reply> answer) {
   if (answer.ok() && flight.cancelled) {
     answer = Error{Code::kCancelled, "cancelled by its progress function"};
+  } else if (!answer.ok() && answer.error().code == Code::kCancelled && flight.late) {
+    answer = Error{Code::kDeadlineExceeded,
+                   "the call did not end by its deadline (call_timeout_ms); it may be repeated"};
   }
   // A call that failed may not have released anything.
   if (!answer.ok()) copied_.insert(copied_.end(), flight.releases.begin(), flight.releases.end());

@@ -15,7 +15,7 @@ constexpr auto kLongestPause = std::chrono::milliseconds(100);
 
 Result<std::shared_ptr<Connection>> Link::Live(bool look) {
   PREFIXD_TRY(CheckProcess());  // before a lock that the parent may have held
-  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(mutex_));
   if (connection_ && look) connection_->NoticeEnd();
   if (connection_ && connection_->alive()) {
     away_since_.reset();
@@ -35,11 +35,11 @@ Result<std::shared_ptr<Connection>> Link::Aside(bool shared_memory) {
   // The connection of Live may not know yet that the daemon went away, and is not asked.
   Clock::time_point until;
   {
-    std::lock_guard lock(mutex_);
+    PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(mutex_));
     until = PatientUntil();
   }
   auto opened = OpenUntil(options, until);
-  std::lock_guard lock(mutex_);
+  PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(mutex_));
   Found(opened);
   return opened;
 }
@@ -68,7 +68,8 @@ Result<std::shared_ptr<Connection>> Link::OpenUntil(const ConnectOptions& option
 }
 
 bool Link::shared_memory() const {
-  std::lock_guard lock(mutex_);
+  const CarriedScope whole(nullptr);  // it waits without end, and cannot fail
+  const auto lock = CallLock::Take(mutex_);
   return connection_ != nullptr && connection_->hello().region_bytes > 0;
 }
 

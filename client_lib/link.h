@@ -84,7 +84,7 @@ class Link {
   const OpenedHere opened_;
   const Address address_;
   const ConnectOptions options_;
-  mutable std::mutex mutex_;  // held while a connection is opened, so that one is
+  mutable CallMutex mutex_;  // held while a connection is opened, so that one is
   std::shared_ptr<Connection> connection_;
   std::optional<Clock::time_point> away_since_;  // when Live missed the daemon
 };

@@ -118,7 +118,7 @@ class RemotePut final : public PutStream {
     if (!open_) return;
     open_ = false;
     // The result is ignored: a broken connection aborts its puts by itself.
-    (void)connection_->Do({MessageType::kPutAbort, {{"put", put_}}, {}, {}, nullptr, {}});
+    connection_->EndAtDaemon({MessageType::kPutAbort, {{"put", put_}}, {}, {}, nullptr, {}});
   }
 
  private:

@@ -17,7 +17,7 @@ RemoteSession::~RemoteSession() {
   // Not under the limits of the call that drops it, which may have ended, but bounded as its own.
   const CarriedScope no_other(nullptr);
   const CallScope scope(Limits());
-  (void)at.connection->Do(SessionCall(MessageType::kDetach, at));
+  at.connection->EndAtDaemon(SessionCall(MessageType::kDetach, at));
 }
 
 Result<Place> RemoteSession::Find() const {

@@ -90,12 +90,14 @@ Status RemoteSession::Truncate(uint32_t n) {
     std::lock_guard lock(mutex_);
     partial_.Clear();
   };
-  // What is lost need not be truncated, and the session may attach elsewhere.
-  if (n == 0 && place_.lost_own()) {
+  auto reply = Do(MessageType::kTruncate, {{"n", n}});
+  if (!reply.ok() && n == 0 && place_.lost_own()) {
+    // What is lost need not be truncated, and the session may attach elsewhere.
     place_.ForgetOwn();
-    forget_partial();
+    reply = Do(MessageType::kTruncate, {{"n", n}});
+    if (!reply.ok()) place_.LoseOwn();
   }
-  PREFIXD_ASSIGN(auto reply, Do(MessageType::kTruncate, {{"n", n}}));
+  if (!reply.ok()) return reply.error();
   if (n == 0) place_.ForgetOwn();
   forget_partial();
   return {};

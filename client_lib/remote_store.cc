@@ -113,11 +113,13 @@ Status RemoteStore::RemoveModel(std::string_view name) {
 // asks again until the time is over. A waiting client thus holds no thread of the daemon, and steps
 // of its other threads go on.
 Result<std::unique_ptr<PutStream>> RemoteStore::BeginPut(const PutSpec& spec) {
+  // Where no daemon answers nobody is waited for.
+  bool lost = false;
   return AskBesideOthers(
-      spec, [this](const PutSpec& asked) { return TryPut(asked); }, [] { return false; });
+      spec, [&](const PutSpec& asked) { return TryPut(asked, &lost); }, [&] { return lost; });
 }
 
-Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
+Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec, bool* lost) {
   const Connection::Call call{MessageType::kBeginPut,
                               {{"put", ToJson(spec)}},
                               {wire::BytesOf(std::span<const uint32_t>(spec.tokens))},
@@ -129,6 +131,7 @@ Result<std::unique_ptr<PutStream>> RemoteStore::TryPut(const PutSpec& spec) {
     connection = live;
     return live->Do(call);
   });
+  *lost = connection == nullptr || !connection->alive();
   if (!reply.ok()) return reply.error();
   PREFIXD_ASSIGN(const uint64_t put, Field<uint64_t>(reply->control, "put"));
   PREFIXD_ASSIGN(const TokenRange missing, Field<TokenRange>(reply->control, "missing"));

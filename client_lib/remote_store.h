@@ -61,7 +61,7 @@ class RemoteStore final : public Store {
   bool shared_memory() const;
 
  private:
-  Result<std::unique_ptr<PutStream>> TryPut(const PutSpec& spec);
+  Result<std::unique_ptr<PutStream>> TryPut(const PutSpec& spec, bool* lost);
   RemoteStore(Address address, ConnectOptions options);
   Result<Connection::Reply> Do(const Connection::Call& call) { return link_->Do(call); }
   // Runs a long call on a connection of its own, so that steps need not wait for it.

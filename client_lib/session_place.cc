@@ -79,6 +79,11 @@ bool SessionPlace::lost_own() const {
   return LostOwn();
 }
 
+void SessionPlace::LoseOwn() {
+  std::lock_guard lock(mutex_);
+  lost_ = true;
+}
+
 void SessionPlace::ForgetOwn() {
   std::lock_guard lock(mutex_);
   own_ = lost_ = false;
@@ -92,7 +97,7 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
     return Error{Code::kUnavailable, "the connection of session " + std::to_string(info.id) +
                                          " is broken; attach again"};
   }
-  std::lock_guard attaching(attaching_);
+  PREFIXD_ASSIGN(const CallLock attaching, CallLock::Take(attaching_));
   PREFIXD_ASSIGN(live, Live());
   if (live) return *std::move(live);
   AttachSpec spec;
@@ -114,9 +119,12 @@ Result<Place> SessionPlace::Find(const SessionInfo& info, const StepPolicy& poli
                        EndedEarly(error);
     return later ? error : CannotGoOn(error.message);
   }
-  if (again->info.n_tokens != info.n_tokens || again->info.geometry != info.geometry) {
-    (void)again->place.connection->Do(SessionCall(MessageType::kDetach, again->place));
-    return CannotGoOn("prefix " + info.prefix + " is another one now");
+  const bool other = again->info.n_tokens != info.n_tokens || again->info.geometry != info.geometry;
+  if (other || again->info.compressed != info.compressed) {
+    again->place.connection->EndAtDaemon(SessionCall(MessageType::kDetach, again->place));
+    return CannotGoOn("prefix " + info.prefix +
+                      (other ? " is another one now"
+                             : " was compressed meanwhile; attach again to read what is left"));
   }
   std::lock_guard lock(mutex_);
   lost_ = lost_ || own_;  // a call over the last connection has appended meanwhile

@@ -52,6 +52,7 @@ class SessionPlace {
   bool has_own() const;  // also when they are lost
   bool lost_own() const;
   void ForgetOwn();
+  void LoseOwn();  // they are gone, whatever was forgotten
   // Returns the place; where its connection is broken, attaches over another one to the same tokens
   // of the same prefix, with `policy`. kUnavailable when that cannot be, or may not;
   // kResourceExhausted, and the end of the call, as an attach has them: a later call may find it.
@@ -59,7 +60,7 @@ class SessionPlace {
 
  private:
   const std::shared_ptr<Link> link_;
-  std::mutex attaching_;  // held while the session attaches again
+  CallMutex attaching_;  // held while the session attaches again
   bool LostOwn() const { return lost_ || (own_ && !at_.connection->alive()); }  // mutex_ is held
 
   mutable std::mutex mutex_;  // guards what follows

@@ -288,7 +288,14 @@ Result<T> FromJson(const Json& json, std::string_view what) {
 }
 
 Json ErrorToJson(const Error& error) {
-  Json json = {{"code", std::string(CodeName(error.code))}, {"message", error.message}};
+  // A message may name what was asked, which may be as long as a request: answers wait in memory.
+  size_t end = error.message.size();
+  if (end > kMaxErrorBytes) {
+    end = kMaxErrorBytes;
+    while (end > 0 && (static_cast<unsigned char>(error.message[end]) & 0xC0) == 0x80) --end;
+  }
+  Json json = {{"code", std::string(CodeName(error.code))},
+               {"message", error.message.substr(0, end)}};
   if (error.retry_after_ms > 0) json["retry_after_ms"] = error.retry_after_ms;
   return json;
 }

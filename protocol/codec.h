@@ -57,7 +57,9 @@ Json ToJson(const T& value);
 template <typename T>
 Result<T> FromJson(const Json& json, std::string_view what);
 
-// An error travels as {code, message}. A malformed one decodes to a kInternal error.
+// An error travels as {code, message}, the message cut to kMaxErrorBytes. A malformed one decodes
+// to a kInternal error.
+inline constexpr size_t kMaxErrorBytes = 4096;
 Json ErrorToJson(const Error& error);
 Error ErrorFromJson(const Json& json);
 

@@ -214,6 +214,7 @@ void Describe(V& v, Is<SessionInfo> auto& s) {
   v("estimator", s.estimator), v("d_phi", s.d_phi), v("attach_seconds", s.attach_seconds);
   v("parts", s.parts), v("exact_tokens", s.exact_tokens);
   v("estimate", s.estimate), v("own_memory_tokens", s.own_memory_tokens);
+  v("compressed", s.compressed);
 }
 template <class V>
 void Describe(V& v, Is<StepInfo> auto& s) {

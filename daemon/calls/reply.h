@@ -11,6 +11,7 @@ namespace prefixd::daemon {
 
 // Moves response->control into response->packed, charged to the account until it is sent. A reply
 // that no frame can carry, or that there is no memory for, becomes the error kResourceExhausted.
-void PackReply(const MemoryAccount& account, uint64_t max_payload_bytes, Response* response);
+void PackReply(const MemoryAccount& account, wire::MessageType type, uint64_t max_payload_bytes,
+               Response* response);
 
 }  // namespace prefixd::daemon

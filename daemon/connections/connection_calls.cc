@@ -168,7 +168,7 @@ void Connection::Work(const std::shared_ptr<Call>& call) {
     PREFIXD_TRY(CheckCall());
     request.payload = std::move(frame.payload);
     call->response = handler_->Handle(request, progress);
-    PackReply(account_, context_.config.max_frame_mib << 20, &call->response);
+    PackReply(account_, request.type, context_.config.max_frame_mib << 20, &call->response);
     return {};
   });
   if (!handled.ok()) call->response.error = handled.error();

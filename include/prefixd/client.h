@@ -37,11 +37,13 @@ struct ConnectOptions {
   uint32_t connect_timeout_ms = 5000;
   // Bounds each call; 0: none. The daemon ends a call that takes longer (kDeadlineExceeded), and
   // the connection stays. A daemon that does not answer at all loses the connection 5 s later. Long
-  // calls (WaitReady, Verify, Commit) take as long as they need.
+  // calls (WaitReady, Verify, Commit) take as long as they need. The wait for another thread's call
+  // over the same connection counts.
   uint32_t call_timeout_ms = 120000;
   // How long calls wait for a daemon that went away, counted from the first that missed it. When it
   // is back, sessions attach to the same prefix again and go on with their policy; their ledger
-  // begins anew. Puts do not survive. 0: calls fail at once, and sessions for good.
+  // begins anew; one whose prefix was compressed meanwhile has ended. Puts do not survive. 0: calls
+  // fail at once, and sessions for good.
   uint32_t reconnect_ms = 5000;
   bool shared_memory = true;  // Unix sockets only: tensors and steps go through shared memory
   // How long a step's thread polls for its answer before it sleeps, and asks a thread of the daemon

@@ -31,6 +31,7 @@ struct SessionInfo {
   uint32_t exact_tokens = 0;
   ReuseEstimate estimate;          // when it was attached
   uint32_t own_memory_tokens = 0;  // as in AttachSpec
+  bool compressed = false;         // of some tokens rows are gone, and the summaries alone are left
 };
 
 // Reports one step, summed over KV heads.

@@ -46,6 +46,7 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
     info.n_tokens = prefix->n_tokens();
     info.exact_tokens = std::min(stored.exact_tokens, info.n_tokens);
     info.geometry = model.spec.geometry;
+    info.compressed = prefix->compressed();
     info.parts.assign(prefix->stored().parts().begin(), prefix->stored().parts().end());
   }
   info.id = services->attached + 1;

@@ -137,13 +137,14 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   // Lets exact passes that begin at own token `first`, which was moved, attend over what is before
   // it as the prefix, and over the others as over rows in memory.
   Status TakeBack(uint32_t first, GroupTask& task, std::map<uint32_t, Plan>& plans);
-  // Reads rows of the plan's prefix, which may end with moved tokens, as ReadLayers does.
+  // Reads rows of the plan's prefix, which may end with moved tokens, as ReadLayers does. priority:
+  // kBackground where no call waits; how long that took says nothing of a restore.
   Status ReadStored(const SessionPlan& plan, std::span<const LayerRead> reads,
-                    const std::function<bool(size_t)>& done);
+                    const std::function<bool(size_t)>& done, WorkPriority priority);
   // Writes what a put lacks of the prefix and the own tokens behind it.
-  Status WriteMissing(PutStream& put, const State& state);
+  Status WriteMissing(PutStream& put, const State& state, WorkPriority priority);
   Status ReadAnywhere(const State& state, uint32_t layer, TokenRange at, std::span<std::byte> k,
-                      std::span<std::byte> v);
+                      std::span<std::byte> v, WorkPriority priority);
   // Stores own tokens behind the state's prefix, cut where they begin; returns the new prefix.
   Result<storage::SegmentId> StoreMoved(const State& state, TokenRange own);
   // Loads what steps of `plan` need of own tokens that were just moved, as those in memory are.
@@ -169,7 +170,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   CallCanceller canceller_;
   OwnTokens own_;
   std::atomic<bool> moving_{false};        // the mover knows of it
-  int failed_moves_ = 0;                   // the mover's: one after the other
+  int failed_moves_ = 0;                   // the mover's: since the last that did not fail
   std::atomic<int64_t> move_after_ns_{0};  // of the steady clock: no sooner, after a failure
 
   std::atomic<bool> counted_{false};  // in SessionServices::open

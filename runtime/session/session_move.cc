@@ -18,6 +18,7 @@
 #include "runtime/prefix/head_keys.h"
 #include "runtime/session/own_mover.h"
 #include "runtime/session/session_impl.h"
+#include "runtime/session/standstill.h"
 #include "storage/store/prefix_store.h"
 
 namespace prefixd {
@@ -28,8 +29,9 @@ using std::chrono::steady_clock;
 // After a failure the next attempt waits so long, and longer after each further one: it writes all
 // of its rows again.
 constexpr std::chrono::seconds kMoveAgain{1}, kMoveAgainAtMost{60};
-// What was moved is to be ready to be searched within this time: other sessions wait.
-constexpr std::chrono::seconds kReadyWithin{30};
+// What was moved is given up when making it ready to be searched stands still for so long: other
+// sessions wait. How long all of it takes depends on how much was moved.
+constexpr std::chrono::seconds kStandsStill{30};
 // Heads that grow now are cut after so long, and other sessions do not wait for it for ever.
 constexpr std::chrono::milliseconds kCutAgain{1};
 constexpr int kCutTries = 1000;
@@ -42,11 +44,12 @@ int64_t Nanoseconds(steady_clock::time_point at) {
 
 Error Stopped() { return {Code::kCancelled, "the store closes"}; }
 
-// Where the segment of own tokens up to `to` begins. It takes the place of those before it that are
-// no larger, so that each token is written a logarithmic number of times, and the chain has as many
-// segments.
-uint32_t SegmentBegin(const SessionPlan& plan, uint32_t n_tokens, uint32_t to) {
+// Where the segment of own tokens up to `to` begins. If it `joins`, it takes the place of those
+// before it that are no larger, so that each token is written a logarithmic number of times, and
+// the chain has as many segments.
+uint32_t SegmentBegin(const SessionPlan& plan, uint32_t n_tokens, uint32_t to, bool joins) {
   uint32_t from = plan.moved;
+  if (!joins) return from;
   const auto parts = plan.prefix->parts();
   for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
     if (part->used.begin < n_tokens || part->used.size() > to - from) break;
@@ -130,7 +133,7 @@ Result<storage::SegmentId> SessionImpl::StoreMoved(const State& state, TokenRang
   if (stream->missing().begin > before.size()) {
     return Error{Code::kInternal, "ids of moved tokens came again; others are taken next time"};
   }
-  PREFIXD_TRY(WriteMissing(*stream, state));
+  PREFIXD_TRY(WriteMissing(*stream, state, WorkPriority::kBackground));
   PREFIXD_ASSIGN(const PutResult done, stream->Commit());
   return storage::SegmentId::Parse(done.prefix);
 }
@@ -168,27 +171,29 @@ Status SessionImpl::Bring(const SessionPlan& plan, const PreparedPrefix& last, T
 }
 
 Status SessionImpl::MoveOwn(const std::stop_token& stop) {
-  own_.WatchTruncations();
   PREFIXD_ASSIGN(State state, TakeState());
   const uint32_t moved = state.plan->moved;
   const uint32_t whole = state.own.heads[state.own.shortest()].size();
   if (whole <= moved + uint64_t{own_memory_tokens_}) return {};
   const uint32_t to =
       (whole - own_memory_tokens_ / 2) / OwnChunk::kRows * OwnChunk::kRows;  // above `moved`
-  const TokenRange segment{SegmentBegin(*state.plan, info_.n_tokens, to), to};
+  // After a failure with as little as possible: a larger segment would rather fail again.
+  const bool joins = failed_moves_ == 0;
+  const TokenRange segment{SegmentBegin(*state.plan, info_.n_tokens, to, joins), to};
   PREFIXD_ASSIGN(const storage::SegmentId id, StoreMoved(state, segment));
   const auto name = std::make_shared<const MovedName>(*services_->mover, id);
+  const OwnTokens::LeastTruncated least_truncated = state.own.least_truncated;
   state.own = {};  // what is truncated or detached meanwhile is freed
-  const auto until = steady_clock::now() + kReadyWithin;
+  Standstill standstill(kStandsStill);
   bool late = false;
-  const Status ready = services_->store.wait_ready(id, [&](uint64_t, uint64_t, std::string_view) {
-    late = steady_clock::now() > until;
+  const auto told = [&](uint64_t done, uint64_t, std::string_view) {
+    late = standstill.Note(done);
     return !late && !stop.stop_requested() && plan().ok();
-  });
-  if (late) {
-    return Error{Code::kUnavailable,
-                 "what was moved could not be made ready to be searched within " +
-                     std::to_string(kReadyWithin.count()) + " s"};
+  };
+  const Status ready = services_->store.wait_ready(id, told);
+  if (late && !ready.ok()) {
+    return Error{Code::kUnavailable, "making what was moved ready to be searched stood still for " +
+                                         std::to_string(kStandsStill.count()) + " s"};
   }
   PREFIXD_TRY(ready);
   PREFIXD_ASSIGN(const auto prefix,
@@ -206,7 +211,7 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
     PREFIXD_TRY(Bring(*plan, *last->prefix, segment, reads));
     bool truncated = false;
     const auto forget = [&]() -> Result<bool> {
-      truncated = !own_.Forget(to);
+      truncated = !own_.Forget(to, least_truncated);
       return !truncated;
     };
     PREFIXD_ASSIGN(const bool adopted, Adopt(last, std::move(plan), reads, forget));

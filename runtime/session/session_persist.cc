@@ -39,10 +39,11 @@ Status CheckPersisted(const OwnTokens::Snapshot& own, const HeadIndex& index, si
 
 // Of one layer, token-major as puts take them. A run lies in the plan's prefix, or behind it.
 Status SessionImpl::ReadAnywhere(const State& state, uint32_t layer, TokenRange at,
-                                 std::span<std::byte> k, std::span<std::byte> v) {
+                                 std::span<std::byte> k, std::span<std::byte> v,
+                                 WorkPriority priority) {
   if (at.begin < info_.n_tokens + state.plan->moved) {
     const LayerRead read{{.layer = layer, .tokens = at, .heads = {}}, k, v};
-    return ReadStored(*state.plan, {&read, 1}, nullptr);
+    return ReadStored(*state.plan, {&read, 1}, nullptr, priority);
   }
   const RowShape row = info_.geometry.row(layer);
   const uint32_t heads = info_.geometry.layer(layer).n_kv_heads;
@@ -62,7 +63,7 @@ Status SessionImpl::ReadAnywhere(const State& state, uint32_t layer, TokenRange 
   return {};
 }
 
-Status SessionImpl::WriteMissing(PutStream& put, const State& state) {
+Status SessionImpl::WriteMissing(PutStream& put, const State& state, WorkPriority priority) {
   const TokenRange missing = put.missing();
   const uint32_t in_memory = info_.n_tokens + state.plan->moved;  // from here on
   size_t largest = 0;                                             // of one token
@@ -86,7 +87,7 @@ Status SessionImpl::WriteMissing(PutStream& put, const State& state) {
       const size_t n = size_t{end - at} * shape.n_kv_heads;
       const auto k = std::span(rows).first(n * shape.row().key_bytes());
       const auto v = std::span(rows).subspan(k.size(), n * shape.row().value_bytes());
-      PREFIXD_TRY(ReadAnywhere(state, l, {at, end}, k, v));
+      PREFIXD_TRY(ReadAnywhere(state, l, {at, end}, k, v, priority));
       PREFIXD_TRY(put.Write(l, at, end - at, k, v));
       at = end;
     }
@@ -143,7 +144,7 @@ Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const Per
       put.lineage = own.stored.lineage;
     }
     PREFIXD_ASSIGN(const auto stream, services_->store.begin_put(put));
-    PREFIXD_TRY(WriteMissing(*stream, state));
+    PREFIXD_TRY(WriteMissing(*stream, state, WorkPriority::kStep));
     PREFIXD_ASSIGN(PutResult result, stream->Commit());
     result.stored_tokens += all.stored_tokens;
     result.bytes += all.bytes;
@@ -151,7 +152,8 @@ Result<PutResult> SessionImpl::Store(std::span<const uint32_t> tokens, const Per
     all = std::move(result);
     return {};
   };
-  if (exact > 0 && exact < n && own.stored.tokens < exact) PREFIXD_TRY(store(exact, false));
+  // Again where an earlier Persist stored them: they may have been removed or evicted since.
+  if (exact > 0 && exact < n) PREFIXD_TRY(store(exact, false));
   PREFIXD_TRY(store(n, exact < n));
   own_.NoteStored(own, {all.prefix, n, all.lineage});
   return all;

@@ -114,15 +114,16 @@ Status SessionImpl::ReadLayers(std::span<const LayerRead> reads,
     const CallScope scope(Limits());
     PREFIXD_ASSIGN(const auto plan, this->plan());
     end = SeriesEnd(reads, begin);
-    PREFIXD_TRY(ReadStored(*plan, reads.subspan(begin, end - begin),
-                           [&](size_t i) { return done == nullptr || done(begin + i); }));
+    PREFIXD_TRY(ReadStored(
+        *plan, reads.subspan(begin, end - begin),
+        [&](size_t i) { return done == nullptr || done(begin + i); }, WorkPriority::kStep));
   }
   return {};
 }
 
 // The heads of all reads are one loop, so that no thread waits at the end of a layer.
 Status SessionImpl::ReadStored(const SessionPlan& plan, std::span<const LayerRead> reads,
-                               const std::function<bool(size_t)>& done) {
+                               const std::function<bool(size_t)>& done, WorkPriority priority) {
   struct Part {
     size_t read;
     uint32_t head, heads;  // of all heads of the read: which, and how many
@@ -170,8 +171,8 @@ Status SessionImpl::ReadStored(const SessionPlan& plan, std::span<const LayerRea
     PREFIXD_TRY(std::move(read));
     return announce(&part);
   };
-  PREFIXD_TRY(services_->pool.ParallelFor(parts.size(), read_part));
-  if (parts.empty()) return {};
+  PREFIXD_TRY(services_->pool.ParallelFor(parts.size(), read_part, priority));
+  if (parts.empty() || priority == WorkPriority::kBackground) return {};
   const uint64_t host = std::min<uint64_t>(all, from_memory);
   services_->rates.NoteRead(host, all - host, SecondsSince(begun, *last_read_));
   return {};

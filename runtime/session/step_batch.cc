@@ -24,7 +24,7 @@ Result<OwnTokens::Growth> Grow(SessionImpl& session, const StepRequest& r) {
 }
 
 // Notes what the steps of whole layers in mode retrieve took; those of a batch share its time by
-// their heads.
+// their heads. Steps over many own tokens, too, are no measure of the prefix alone.
 void NoteTimes(SessionServices& services, const StepQueue::Call& call,
                std::span<const size_t> of_task, std::span<const StepRequest> requests,
                double seconds) {
@@ -34,7 +34,7 @@ void NoteTimes(SessionServices& services, const StepQueue::Call& call,
     bool ok = first.plan->policy.mode == StepMode::kRetrieve;
     size_t heads = 0;
     for (; t < call.tasks.size() && &requests[of_task[t]] == &request; ++t, ++heads) {
-      ok = ok && call.tasks[t].status.ok();
+      ok = ok && call.tasks[t].status.ok() && call.tasks[t].own.size() <= OwnChunk::kRows;
     }
     const SessionInfo& info = request.session->info();
     if (!ok || heads != info.geometry.layer(request.layer).n_kv_heads) continue;

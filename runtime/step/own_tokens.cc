@@ -212,8 +212,9 @@ Status OwnTokens::Truncate(uint32_t n) {
 }
 
 void OwnTokens::NoteTruncation(uint32_t n) {
-  ++truncations_;
-  least_truncated_ = std::min(least_truncated_, n);
+  for (const std::weak_ptr<uint32_t>& watch : watches_) {
+    if (const LeastTruncated least = watch.lock()) *least = std::min(*least, n);
+  }
   stored_.tokens = std::min(stored_.tokens, n);
   if (rows_unknown_) {
     derived_from_ = std::min(derived_from_, n);
@@ -257,19 +258,21 @@ size_t OwnTokens::Snapshot::shortest() const {
 OwnTokens::Snapshot OwnTokens::Take() const {
   Snapshot taken;
   taken.heads.reserve(heads_.size());
+  taken.least_truncated = std::make_shared<uint32_t>(kNone);
   std::lock_guard lock(mutex_);
+  std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
+  watches_.push_back(taken.least_truncated);
   for (const Head& head : heads_) taken.heads.emplace_back(head.last, head.n);
   taken.derived_from = derived_from_;
   taken.rows_unknown = rows_unknown_;
   taken.stored = stored_;
-  taken.truncations = truncations_;
   taken.forgotten = forgotten_;
   return taken;
 }
 
 void OwnTokens::NoteStored(const Snapshot& taken, Stored stored) {
   std::lock_guard lock(mutex_);
-  if (truncations_ != taken.truncations) return;
+  stored.tokens = std::min(stored.tokens, *taken.least_truncated);
   if (stored.lineage.empty()) stored.lineage = stored_.lineage;
   stored_ = std::move(stored);
 }

@@ -149,21 +149,24 @@ class OwnTokens {
     uint32_t tokens = 0;  // own tokens of it
     std::string lineage;  // of the derived ones, once there were some
   };
+  // The least number of tokens that they were truncated to since a moment; kNone: to none. mutex_
+  // guards it.
+  using LeastTruncated = std::shared_ptr<uint32_t>;
   // All own tokens as they are at one moment.
   struct Snapshot {
     std::vector<OwnRows> heads;
     uint32_t derived_from = 0;  // the first token that may be derived; kNone: none
     bool rows_unknown = false;
     Stored stored;
-    uint64_t truncations = 0;
-    uint32_t forgotten = 0;  // tokens that lack their rows
+    LeastTruncated least_truncated;  // since that moment; null of a snapshot that nobody took
+    uint32_t forgotten = 0;          // tokens that lack their rows
 
     // The head with the fewest rows.
     size_t shortest() const;
   };
   static constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
   Snapshot Take() const;
-  // Notes what was stored of `taken`; nothing when tokens were truncated since.
+  // Notes what was stored of `taken`, without the tokens that were truncated since.
   void NoteStored(const Snapshot& taken, Stored stored);
   // Keeps the first n rows of each head. kInvalidArgument when no head has so many,
   // kFailedPrecondition while a head grows.
@@ -181,9 +184,8 @@ class OwnTokens {
   bool Exceeds(size_t head, uint32_t n) const;
   // From now on the session attends over the first n tokens elsewhere, and Cut may free their rows.
   // n: a multiple of OwnChunk::kRows that every head has. False, and nothing has changed: some of
-  // these tokens were truncated since WatchTruncations, or it is closed.
-  bool Forget(uint32_t n);
-  void WatchTruncations();
+  // these tokens were truncated since the snapshot that `since` is of, or it is closed.
+  bool Forget(uint32_t n, const LeastTruncated& since);
   // Frees what was forgotten and nobody shares, but not of heads that grow now: false, and it is to
   // be called again.
   Result<bool> Cut();
@@ -226,10 +228,10 @@ class OwnTokens {
   uint32_t derived_from_ = kNone;  // the first token that may be derived
   bool rows_unknown_ = false;      // a step that did not append was approximate
   Stored stored_;
-  uint64_t truncations_ = 0;
-  uint32_t forgotten_ = 0;            // tokens
-  uint32_t least_truncated_ = kNone;  // since WatchTruncations
-  std::vector<uint32_t> cut_;         // [heads] tokens whose rows are gone
+  // Of the snapshots that somebody has.
+  mutable std::vector<std::weak_ptr<uint32_t>> watches_;
+  uint32_t forgotten_ = 0;     // tokens
+  std::vector<uint32_t> cut_;  // [heads] tokens whose rows are gone
 };
 
 }  // namespace prefixd

@@ -15,14 +15,9 @@ bool OwnTokens::Exceeds(size_t head, uint32_t n) const {
          Whole() > forgotten_ + uint64_t{n};
 }
 
-void OwnTokens::WatchTruncations() {
+bool OwnTokens::Forget(uint32_t n, const LeastTruncated& since) {
   std::lock_guard lock(mutex_);
-  least_truncated_ = kNone;
-}
-
-bool OwnTokens::Forget(uint32_t n) {
-  std::lock_guard lock(mutex_);
-  if (closed_ || least_truncated_ < n) return false;
+  if (closed_ || *since < n) return false;
   forgotten_ = n;
   return true;
 }

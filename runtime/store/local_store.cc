@@ -329,9 +329,16 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
                        uint32_t n_tokens) { return c->prepared.Get(model, id, n_tokens); }};
   core->services.live_ids = std::random_device()();
   core->mover = std::make_unique<OwnMover>([c = core.get()](const SegmentId& id) {
+    // An ingest that is not done would keep it open, and stand before that of the next one.
+    const bool ready = c->ingest->Get(id).state == IngestState::kReady;
+    if (!ready) c->ingest->Forget(id);
     const Status removed = c->storage->Remove(id);
+    if (!removed.ok()) return removed;
     // A later move may continue it, and is as prepared as it was.
-    if (!removed.ok() || c->storage->GetPrefix(id).ok()) return removed;
+    if (c->storage->GetPrefix(id).ok()) {
+      if (!ready) c->ingest->Enqueue(id);
+      return removed;
+    }
     c->ingest->Forget(id);
     c->rewrites->Forget(id);
     c->prepared.Forget(id);

@@ -336,6 +336,38 @@ TEST_P(Interruptions, APrefixThatIsGoneEndsTheSession) {
   EXPECT_TRUE(Attach(*client_, kPolicies[0]));
 }
 
+// Nor over what is left of its own, unasked.
+TEST_P(Interruptions, APrefixThatWasCompressedEndsTheSession) {
+  const StepPolicy policy{.estimator = EstimatorKind::kMoment, .k = 24};
+  const auto session = Attach(*client_, policy);
+  ASSERT_TRUE(session);
+  const std::string prefix = session->info().prefix;
+  EXPECT_FALSE(session->info().compressed);
+  Restart();
+  const auto other = Connected(0);
+  ASSERT_TRUE(other);
+  const auto compressed = other->Compress(prefix, {.keep = 0.5, .policy = "window"}, nullptr);
+  ASSERT_TRUE(compressed.ok()) << compressed.error().ToString();
+  const auto answer = Step(*session, 1);
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.error().code, Code::kUnavailable);
+  EXPECT_NE(answer.error().message.find("was compressed meanwhile"), std::string::npos)
+      << answer.error().message;
+  EXPECT_EQ(client_->Stats()->sessions, 0u);
+}
+
+TEST_P(Interruptions, AWaitForAnotherPutIsNoneForADaemonThatIsAway) {
+  const auto client = Connected(0);
+  ASSERT_TRUE(client);
+  Kill();
+  const auto begun = std::chrono::steady_clock::now();
+  const auto put =
+      client->BeginPut({.model = prompt_.model.name, .tokens = prompt_.tokens, .wait_ms = 60'000});
+  ASSERT_FALSE(put.ok());
+  EXPECT_EQ(put.error().code, Code::kUnavailable);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(30));
+}
+
 // A refusal that the next call may not meet is told as it is.
 TEST_P(Interruptions, ASessionThatFindsNoRoomGoesOnLater) {
   const auto session = Attach(*client_, kPolicies[0]);

@@ -2,6 +2,7 @@
 // error, in bounded time.
 #include <chrono>
 #include <csignal>
+#include <memory>
 #include <thread>
 
 #include "tests/client_lib/client_scenario.h"
@@ -128,6 +129,68 @@ TEST_P(LostSessions, EndInTheirTime) {
   EXPECT_FALSE(reported.ok());
   EXPECT_FALSE(detached.ok());
   EXPECT_LT(took, std::chrono::seconds(60));
+}
+
+// A commit takes as long as it takes, and meanwhile it has the turn of its connection.
+class LongCommit {
+ public:
+  LongCommit(Store& store, DaemonProcess& daemon, const Prompt& prompt) : daemon_(daemon) {
+    auto put = store.BeginPut({prompt.model.name, "", prompt.tokens, ""});
+    EXPECT_TRUE(put.ok());
+    if (!put.ok()) return;
+    put_ = *std::move(put);
+    const auto n = static_cast<uint32_t>(prompt.tokens.size());
+    for (uint32_t l = 0; l < prompt.k.size(); ++l) {
+      EXPECT_TRUE(put_->Write(l, 0, n, prompt.k[l], prompt.v[l]).ok());
+    }
+    daemon_.Signal(SIGSTOP);
+    commit_ = std::thread([this] { EXPECT_TRUE(put_->Commit().ok()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  ~LongCommit() { End(); }
+  void End() {
+    daemon_.Signal(SIGCONT);
+    if (commit_.joinable()) commit_.join();
+  }
+
+ private:
+  DaemonProcess& daemon_;
+  std::unique_ptr<PutStream> put_;
+  std::thread commit_;
+};
+
+TEST_P(LostSessions, NoneIsLeftWhereAnotherCallHasTheTurn) {
+  Put(*client_);
+  const auto client = Connected(0);
+  AttachSpec spec{.model = prompt_.model.name, .tokens = prompt_.tokens};
+  spec.policy.mode = StepMode::kFull;
+  spec.call_timeout_ms = 100;
+  auto session = client->Attach(spec);
+  ASSERT_TRUE(session.ok()) << session.error().message;
+  EXPECT_EQ(client_->Stats()->sessions, 1u);
+  LongCommit commit(*client, *daemon_, MakePrompt(90, Seed("LostSessions.Turn")));
+  session->reset();
+  commit.End();
+  for (int i = 0; i < 1000 && client_->Stats()->sessions > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(client_->Stats()->sessions, 0u);
+  EXPECT_TRUE(client->Stats().ok());  // the answer to nobody's call is passed over
+}
+
+TEST_P(LostSessions, ACallsTimeCountsItsWaitForTheTurn) {
+  Put(*client_);
+  ConnectOptions options;
+  options.call_timeout_ms = 200;
+  options.shared_memory = GetParam() != Kind::kUnixInline;
+  auto client = Connect(Remote() ? daemon_->tcp_address() : daemon_->address(), options);
+  ASSERT_TRUE(client.ok());
+  LongCommit commit(**client, *daemon_, MakePrompt(90, Seed("LostSessions.Waits")));
+  const auto late = (*client)->Stats();
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code, Code::kDeadlineExceeded) << late.error().message;
+  commit.End();
+  EXPECT_TRUE((*client)->Stats().ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Clients, LostSessions,

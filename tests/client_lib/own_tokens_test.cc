@@ -306,6 +306,43 @@ TEST_P(OwnTokens, AreNotLostSilently) {
   ASSERT_TRUE(mine->Truncate(0).ok());
   ASSERT_TRUE(theirs->Truncate(0).ok());
   StepBoth(*mine, *theirs, 0, 8);
+  // Also where it is the first call that notices.
+  StepBoth(*mine, *theirs, 0, 9);
+  daemon_->Signal(SIGKILL);
+  EXPECT_EQ(daemon_->Wait(), 128 + SIGKILL);
+  daemon_ =
+      std::make_unique<DaemonProcess>(dir_.path(), std::vector<std::string>{"--listen", listen});
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  const Status truncated = mine->Truncate(0);
+  ASSERT_TRUE(truncated.ok()) << truncated.error().ToString();
+  ASSERT_TRUE(theirs->Truncate(0).ok());
+  StepBoth(*mine, *theirs, 0, 10);
+}
+
+// What was not truncated anywhere is lost all the same.
+TEST_P(OwnTokens, AFailedTruncationForgetsNoLoss) {
+  if (GetParam() == Kind::kEmbedded || GetParam() == Kind::kTls) return;
+  Put(*client_);
+  ConnectOptions options;
+  options.reconnect_ms = 50;
+  const std::string listen = daemon_->tcp_address().substr(4);
+  auto client = Connect(Remote() ? daemon_->tcp_address() : daemon_->address(), options);
+  ASSERT_TRUE(client.ok());
+  const auto mine = Attach(**client);
+  ASSERT_TRUE(mine);
+  const auto k = Rows(1, 2, 6), v = Rows(1, 2, 7);
+  ASSERT_TRUE(mine->Append(0, 1, k, v).ok());
+  daemon_->Signal(SIGKILL);
+  EXPECT_EQ(daemon_->Wait(), 128 + SIGKILL);
+  EXPECT_FALSE(mine->Truncate(0).ok());
+  EXPECT_FALSE(mine->Truncate(0).ok());
+  daemon_ =
+      std::make_unique<DaemonProcess>(dir_.path(), std::vector<std::string>{"--listen", listen});
+  ASSERT_TRUE(daemon_->ready()) << daemon_->Stderr();
+  const Status refused = mine->Append(0, 1, k, v);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("its own tokens ended"), std::string::npos)
+      << refused.error().message;
 }
 
 INSTANTIATE_TEST_SUITE_P(Clients, OwnTokens, EveryKind(), KindName);

@@ -133,6 +133,26 @@ TEST_F(SharesTest, ACancelledCallThatWaitsForAThreadIsAnsweredAtOnce) {
   for (const auto& client : clients) EXPECT_OK(client->Receive());
 }
 
+// The daemon looks at the deadline of what it carries out; what waits for a thread the client ends.
+TEST_F(SharesTest, ACallThatWaitsForAThreadEndsAtItsDeadline) {
+  std::vector<std::unique_ptr<RawClient>> clients;
+  control_->Hold();
+  for (int i = 0; i < 3; ++i) {
+    clients.push_back(Greedy());
+    ASSERT_OK(clients.back()->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}));
+  }
+  AwaitShare();
+  ConnectOptions options;
+  options.tenant = "greedy";
+  options.call_timeout_ms = 300;
+  const auto late = daemon_->Connect(options);
+  ASSERT_TRUE(late);
+  EXPECT_TRUE(EndsWhileHeld([&] { EXPECT_CODE(late->Stats(), Code::kDeadlineExceeded); }));
+  control_->Release();
+  EXPECT_OK(late->Stats());
+  for (const auto& client : clients) EXPECT_OK(client->Receive());
+}
+
 // Those that run and those that wait for their tenant's share are told alike.
 TEST_F(SharesTest, ADaemonThatStopsTellsWaitingCallsThatTheyAreCancelled) {
   control_->heeds = true;

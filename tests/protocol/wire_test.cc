@@ -156,6 +156,18 @@ TEST(Codec, ErrorsTravelWithTheTimeToRetry) {
   EXPECT_EQ(ErrorFromJson(plain).retry_after_ms, 0u);
 }
 
+// Answers wait in memory, and some name what was asked.
+TEST(Codec, LongErrorsAreCutBetweenCharacters) {
+  const std::string euro = "\xE2\x82\xAC";
+  std::string message = "x";
+  while (message.size() < (1u << 20)) message += euro;
+  const std::string cut = ErrorFromJson(ErrorToJson({Code::kNotFound, message})).message;
+  EXPECT_LE(cut.size(), wire::kMaxErrorBytes);
+  EXPECT_GT(cut.size() + euro.size(), wire::kMaxErrorBytes);
+  EXPECT_EQ(cut.size() % euro.size(), 1u);
+  EXPECT_EQ(message.compare(0, cut.size(), cut), 0);
+}
+
 TEST(Codec, TheRest) {
   RoundTrip(Hello{"c", "t", "k", true, true});
   RoundTrip(HelloReply{"s", 7, 1ull << 40, 64, 1 << 20, false});

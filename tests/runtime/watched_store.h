@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,9 @@ class WatchedStore final : public storage::PrefixStore {
   std::atomic<bool> watching{false};
   // Called behind each GetPrefix, with the id that was asked for.
   std::function<void(const SegmentId&)> behind_get;
+  // Called before these; a put that it refuses is not begun.
+  std::function<Status(std::span<const uint32_t> tokens, const storage::PutOptions&)> before_put;
+  std::function<void(const SegmentId&)> before_blob, before_remove;
   // Lists these instead of what is stored, unless it is null.
   std::function<std::vector<storage::PrefixInfo>(const storage::PrefixesAfter&)> list;
 
@@ -59,6 +63,7 @@ class WatchedStore final : public storage::PrefixStore {
   }
   Status PutBlob(const SegmentId& id, std::string_view name, std::string_view producer,
                  std::span<const std::byte> bytes) override {
+    if (watching && before_blob) before_blob(id);
     return inner_->PutBlob(id, name, producer, bytes);
   }
   Result<std::vector<std::byte>> GetBlob(const SegmentId& id, std::string_view name,
@@ -97,9 +102,13 @@ class WatchedStore final : public storage::PrefixStore {
   Result<std::unique_ptr<storage::SegmentWriter>> BeginPut(
       std::string_view model, std::string_view tenant, std::span<const uint32_t> tokens,
       std::string_view label, const storage::PutOptions& options) override {
+    if (watching && before_put) PREFIXD_TRY(before_put(tokens, options));
     return inner_->BeginPut(model, tenant, tokens, label, options);
   }
-  Status Remove(const SegmentId& id) override { return inner_->Remove(id); }
+  Status Remove(const SegmentId& id) override {
+    if (watching && before_remove) before_remove(id);
+    return inner_->Remove(id);
+  }
   Status SetLifetime(const SegmentId& id, const storage::LifetimeChange& change) override {
     return inner_->SetLifetime(id, change);
   }

@@ -51,7 +51,7 @@ TEST_F(RequestHandlerTest, PagesTellNothingOfOtherTenants) {
 
 TEST_F(RequestHandlerTest, AnswersThatNoFrameCarriesAreErrors) {
   const auto packed = [](Response response, uint64_t max_payload) {
-    PackReply({}, max_payload, &response);
+    PackReply({}, wire::MessageType::kReport, max_payload, &response);
     return response;
   };
   Response small;
@@ -75,13 +75,19 @@ TEST_F(RequestHandlerTest, AnswersThatNoFrameCarriesAreErrors) {
   const auto memory = MemoryBudget::Create({.capacity = 1 << 20});
   Response large;
   large.control = {{"a", std::string(512 << 10, 'x')}};
-  PackReply(memory->Of("t"), 100, &large);
+  PackReply(memory->Of("t"), wire::MessageType::kReport, 100, &large);
   EXPECT_FALSE(large.error);
   EXPECT_GT(memory->used(MemoryKind::kMessages), 512u << 10);
   Response second;
   second.control = {{"a", std::string(900 << 10, 'x')}};
-  PackReply(memory->Of("t"), 100, &second);
+  PackReply(memory->Of("t"), wire::MessageType::kReport, 100, &second);
   EXPECT_EQ(CodeOf(second), Code::kResourceExhausted);
+  // Who heard of a refusal of what was done would do it again.
+  Response done;
+  done.control = {{"a", std::string(900 << 10, 'x')}};
+  PackReply(memory->Of("t"), wire::MessageType::kStep, 100, &done);
+  EXPECT_FALSE(done.error);
+  EXPECT_GT(memory->used(MemoryKind::kMessages), 1400u << 10);
 }
 
 TEST_F(RequestHandlerTest, PutsAndSessionsOfOneTenantLeaveRoomForOthers) {

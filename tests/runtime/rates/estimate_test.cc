@@ -236,6 +236,55 @@ TEST_F(EstimateTest, PrefillIsLearntOfPutsThatStreamIt) {
   EXPECT_EQ(Match({5}, "streaming").recompute, (TimeEstimate{60, EstimateSource::kGiven}));
 }
 
+// Own tokens in memory take their time, too, and are no part of the prefix that others attach to.
+TEST_F(EstimateTest, RetrievingIsNotLearntOfStepsOverManyOwnTokens) {
+  PutAndOpenCold("RetrievingIsNotLearntOfStepsOverManyOwnTokens");
+  StepPolicy policy;
+  policy.k = 25;
+  policy.selector = "exact";
+  const auto session = Attach(prompt_, policy);
+  ASSERT_NE(session, nullptr);
+  const LayerShape shape = spec_.geometry.layer(0);
+  std::vector<float> y(shape.n_q_heads * shape.value_dim), lse(shape.n_q_heads);
+  constexpr uint32_t kMany = 100;
+  ASSERT_OK(session->Append(0, kMany, prompt_.K(0, 0, kMany), prompt_.V(0, 0, kMany)));
+  const auto step = [&] {
+    return session->StepAppend(0, prompt_.Q(0, kTokens - 1, 1), prompt_.K(0, kTokens - 1, 1),
+                               prompt_.V(0, kTokens - 1, 1), y, lse, nullptr);
+  };
+  ASSERT_OK(step());
+  EXPECT_EQ(Match().retrieve, TimeEstimate());
+  // A few are nothing beside the prefix, and engines that append with each step have them always.
+  ASSERT_OK(session->Truncate(0));
+  ASSERT_OK(step());
+  EXPECT_EQ(Match().retrieve.source, EstimateSource::kMeasured);
+}
+
+// The second move reads what the first one moved, in the background.
+TEST_F(EstimateTest, RestoringIsNotLearntOfWhatMovesRead) {
+  PutAndOpenCold("RestoringIsNotLearntOfWhatMovesRead");
+  AttachSpec spec;
+  spec.model = spec_.name;
+  spec.prefix = prefix_;
+  spec.policy.mode = StepMode::kFull;
+  spec.own_memory_tokens = kMinOwnMemoryTokens;
+  const auto session = store_->Attach(spec);
+  ASSERT_OK(session);
+  for (uint64_t moves = 1; moves <= 2; ++moves) {
+    for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
+      ASSERT_OK((*session)->Append(layer, kTokens, prompt_.K(layer, 0, kTokens),
+                                   prompt_.V(layer, 0, kTokens)));
+    }
+    for (int i = 0; i < 20'000 && store_->Stats()->own_moves < moves; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  EXPECT_EQ(store_->Stats()->own_moves, 2u);
+  EXPECT_EQ(Match().restore, TimeEstimate());
+  Restore();
+  EXPECT_EQ(Match().restore.source, EstimateSource::kMeasured);
+}
+
 TEST_F(EstimateTest, RetrievingIsLearntOfTheTenantsSteps) {
   PutAndOpenCold("RetrievingIsLearntOfTheTenantsSteps");
   Restore();

@@ -4,18 +4,23 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <memory>
+#include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/runtime/step/own_tokens_fixture.h"
+#include "tests/runtime/watched_store.h"
 
 namespace prefixd {
 namespace {
 
 using testing::kFull;
 using testing::NaiveOwn;
+using testing::WatchedStore;
 
 constexpr uint32_t kMemory = kMinOwnMemoryTokens;
 
@@ -28,6 +33,27 @@ class OwnMemoryTest : public testing::OwnTokensTest {
                                    .own_memory_tokens = tokens});
     EXPECT_OK(session);
     return session.ok() ? *std::move(session) : nullptr;
+  }
+  // As Prepare; `watch` says what is told of the storage behind the prompt's put.
+  void PrepareWatched(const char* name, const std::function<void(WatchedStore&)>& watch) {
+    WatchedStore* watched = nullptr;  // owned by the store
+    auto opened = LocalStore::Open(
+        options_,
+        [&](const storage::StoreOptions& at) -> Result<std::unique_ptr<storage::PrefixStore>> {
+          PREFIXD_ASSIGN(auto inner, storage::PrefixStore::Open(at));
+          auto store = std::make_unique<WatchedStore>(std::move(inner));
+          watched = store.get();
+          watch(*watched);
+          return std::unique_ptr<storage::PrefixStore>(std::move(store));
+        });
+    ASSERT_OK(opened);
+    store_ = *std::move(opened);
+    ASSERT_OK(store_->RegisterModel(spec_));
+    prompt_ = testing::MakePrompt(spec_.geometry, 300, testing::Seed(name));
+    PutReady(prompt_);
+    ASSERT_OK(store_->WaitRewritten(nullptr));
+    random_.emplace(testing::Seed(name) + 1);
+    watched->watching = true;
   }
   template <typename Condition>
   static bool Soon(const Condition& condition) {
@@ -219,6 +245,85 @@ TEST_F(OwnMemoryTest, TokensMoveUnderAPolicyThatNamesItsIndex) {
   }
   EXPECT_GT((*session)->report()->own_moved, 600u);
   EXPECT_EQ(store_->Stats()->own_moves_failed, 0u);
+}
+
+// A move that failed would rather fail again with more: the next one joins nothing, and those after
+// it do.
+TEST_F(OwnMemoryTest, AfterAFailureAMoveJoinsNothing) {
+  struct Moves {
+    std::mutex mutex;
+    std::set<uint32_t> ids;
+    std::vector<size_t> begins;  // [moves] the first own token of each
+    size_t refused = 1;          // this one
+  };
+  const auto moves = std::make_shared<Moves>();
+  PrepareWatched("OwnMemoryFailure", [&](WatchedStore& store) {
+    store.before_put = [moves](std::span<const uint32_t> tokens,
+                               const storage::PutOptions& options) -> Status {
+      if (!options.live) return {};
+      std::lock_guard lock(moves->mutex);
+      size_t begin = 300;
+      while (begin < tokens.size() && moves->ids.contains(tokens[begin])) ++begin;
+      moves->ids.insert(tokens.begin() + 300, tokens.end());
+      moves->begins.push_back(begin - 300);
+      if (moves->begins.size() - 1 != moves->refused) return {};
+      return Error{Code::kUnavailable, "the disk is away"};
+    };
+  });
+  const auto begins = [&] {
+    std::lock_guard lock(moves->mutex);
+    return moves->begins;
+  };
+  auto session = AttachBounded(kFull);
+  NaiveOwn rows;
+  Session* const all[] = {session.get()};
+  AppendToAll(all, rows, 2 * kMemory);
+  AwaitMoves(*session);
+  const size_t first = session->report()->own_moved;
+  AppendToAll(all, rows, 2 * kMemory);
+  EXPECT_TRUE(Soon([&] { return store_->Stats()->own_moves_failed == 1; }));
+  // It is tried again with a token that comes a second later.
+  for (int i = 0; i < 200 && begins().size() < 3; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    AppendToAll(all, rows, 1);
+  }
+  AwaitMoves(*session);
+  AppendToAll(all, rows, 8 * kMemory);
+  AwaitMoves(*session);
+  EXPECT_EQ(begins(), (std::vector<size_t>{0, 0, first, 0}));
+  EXPECT_EQ(store_->Stats()->own_moves_failed, 1u);
+  Decode(*session, rows);
+  session.reset();
+  ExpectNothingLeft();
+}
+
+// What was moved for a session that is gone is not made ready to be searched before it is removed:
+// others wait for the same thread.
+TEST_F(OwnMemoryTest, WhatIsDroppedIsNotPreparedFirst) {
+  struct Ingest {
+    std::atomic<bool> entered{false}, prepared{false}, removed{false}, go_on{false};
+  };
+  const auto state = std::make_shared<Ingest>();
+  PrepareWatched("OwnMemoryDropped", [&](WatchedStore& store) {
+    store.before_blob = [state](const storage::SegmentId&) {
+      if (state->entered.exchange(true)) return;
+      Soon([&] { return state->go_on || state->removed; });
+      state->prepared = true;
+    };
+    store.before_remove = [state](const storage::SegmentId&) {
+      if (!state->prepared) state->removed = true;
+    };
+  });
+  auto session = AttachBounded(kFull);
+  NaiveOwn rows;
+  Session* const all[] = {session.get()};
+  AppendToAll(all, rows, 2 * kMemory);
+  EXPECT_TRUE(Soon([&] { return state->entered.load(); }));
+  ASSERT_OK(session->Detach());
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_FALSE(state->removed);  // which would have been refused, for as long as that takes
+  state->go_on = true;
+  ExpectNothingLeft();
 }
 
 TEST_F(OwnMemoryTest, RefusesWhatIsOfThePrefixAlone) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "prefixd/merge.h"
+#include "runtime/step/own_tokens.h"
 #include "tests/runtime/step/own_tokens_fixture.h"
 
 namespace prefixd {
@@ -206,6 +207,42 @@ TEST_F(OwnTokensTest, ARefusedCallChangesNothing) {
   EXPECT_CODE(session->Append(0, 0, {}, {}), Code::kFailedPrecondition);
   EXPECT_CODE(session->Truncate(0), Code::kFailedPrecondition);
   EXPECT_CODE(session->Fork(), Code::kFailedPrecondition);
+}
+
+// Draft tokens are refused while the tokens before them are stored.
+TEST_F(OwnTokensTest, WhatIsTruncatedWhileItIsStoredIsNotNoted) {
+  Prepare("OwnStored");
+  OwnTokens own(spec_.geometry, {});
+  const auto append = [&](uint32_t n) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const Token block = MakeTokens(layer, 2, n);
+      auto growth = own.Grow(layer, All(layer), n, block.k, block.v);
+      ASSERT_OK(growth);
+      growth->Commit();
+    }
+  };
+  append(30);
+  const OwnTokens::Snapshot first = own.Take();
+  append(5);
+  ASSERT_OK(own.Truncate(32));
+  own.NoteStored(first, {"first", 25, "lineage"});
+  EXPECT_EQ(own.Take().stored.prefix, "first");
+  EXPECT_EQ(own.Take().stored.tokens, 25u);
+  EXPECT_EQ(own.Take().stored.lineage, "lineage");
+  // Each snapshot has its own truncations, and what comes again is not what was stored.
+  const OwnTokens::Snapshot early = own.Take();
+  ASSERT_OK(own.Truncate(12));
+  append(18);
+  const OwnTokens::Snapshot late = own.Take();
+  ASSERT_OK(own.Truncate(28));
+  own.NoteStored(early, {"early", 31, ""});
+  EXPECT_EQ(own.Take().stored.prefix, "early");
+  EXPECT_EQ(own.Take().stored.tokens, 12u);
+  own.NoteStored(late, {"late", 30, ""});
+  EXPECT_EQ(own.Take().stored.tokens, 28u);
+  EXPECT_EQ(own.Take().stored.lineage, "lineage");
+  ASSERT_OK(own.Truncate(3));
+  EXPECT_EQ(own.Take().stored.tokens, 3u);
 }
 
 TEST_F(OwnTokensTest, MemoryBoundsThemAndComesBack) {

@@ -276,6 +276,26 @@ TEST_F(PersistTest, RowsBehindAnApproximateStepAreDerived) {
   EXPECT_EQ(Matched(told, 10), 0u);
 }
 
+TEST_F(PersistTest, ExactTokensThatAreGoneAreStoredAgainAsExact) {
+  Prepare("PersistExactGone");
+  Seen s{.session = Attach(prompt_, {.estimator = EstimatorKind::kMoment, .budget = 0.1})};
+  AppendToAll(s, 20);
+  const auto exact = Persist(s, 20);
+  ASSERT_OK(exact);
+  ASSERT_OK(store_->Remove(exact->prefix));
+  EXPECT_EQ(Matched(s, 20), 0u);
+  for (int t = 0; t < 5; ++t) {
+    for (uint32_t layer = 0; layer < 2; ++layer) Decode(s, layer, All(layer), false);
+  }
+  const auto done = Persist(s, 25);  // which compares exact_tokens
+  ASSERT_OK(done);
+  EXPECT_EQ(done->stored_tokens, 25u);
+  EXPECT_EQ(Matched(s, 25), 20u);
+  EXPECT_EQ(Matched(s, 25, done->lineage), 25u);
+  // What is there is not stored again.
+  EXPECT_EQ(Persist(s, 25)->stored_tokens, 0u);
+}
+
 // Random calls on some sessions and their forks.
 TEST_F(PersistTest, RandomCallsKeepWhatListsOfRowsKeep) {
   Prepare("PersistRandom", 60);
