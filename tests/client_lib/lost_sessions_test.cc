@@ -164,7 +164,7 @@ TEST_P(LostSessions, NoneIsLeftWhereAnotherCallHasTheTurn) {
   const auto client = Connected(0);
   AttachSpec spec{.model = prompt_.model.name, .tokens = prompt_.tokens};
   spec.policy.mode = StepMode::kFull;
-  spec.call_timeout_ms = 100;
+  spec.call_timeout_ms = 2000;  // also of the attach, on a slow machine
   auto session = client->Attach(spec);
   ASSERT_TRUE(session.ok()) << session.error().message;
   EXPECT_EQ(client_->Stats()->sessions, 1u);
@@ -181,7 +181,7 @@ TEST_P(LostSessions, NoneIsLeftWhereAnotherCallHasTheTurn) {
 TEST_P(LostSessions, ACallsTimeCountsItsWaitForTheTurn) {
   Put(*client_);
   ConnectOptions options;
-  options.call_timeout_ms = 200;
+  options.call_timeout_ms = 2000;
   options.shared_memory = GetParam() != Kind::kUnixInline;
   auto client = Connect(Remote() ? daemon_->tcp_address() : daemon_->address(), options);
   ASSERT_TRUE(client.ok());

@@ -144,7 +144,7 @@ TEST_F(SharesTest, ACallThatWaitsForAThreadEndsAtItsDeadline) {
   AwaitShare();
   ConnectOptions options;
   options.tenant = "greedy";
-  options.call_timeout_ms = 300;
+  options.call_timeout_ms = 1500;
   const auto late = daemon_->Connect(options);
   ASSERT_TRUE(late);
   EXPECT_TRUE(EndsWhileHeld([&] { EXPECT_CODE(late->Stats(), Code::kDeadlineExceeded); }));
