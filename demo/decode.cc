@@ -19,6 +19,32 @@ using Clock = std::chrono::steady_clock;
 using decoder::BlockMode;
 using nlohmann::json;
 
+// Compares an answer over the stored rows with the decoder's own. Behind the first token that
+// differs they are of different texts: there it says how much the decoder preferred its own, in
+// nats.
+json Agreement(const Answer& answer, const OwnAnswer& own) {
+  const size_t both =
+      std::min({answer.logits.size(), own.logits.size(), answer.tokens.size(), own.tokens.size()});
+  double difference = 0;
+  json preferred;
+  size_t alike = 0;
+  for (; alike < both; ++alike) {
+    difference = std::max(difference, MaxLogitDifference(answer.logits[alike], own.logits[alike]));
+    if (answer.tokens[alike] == own.tokens[alike]) continue;
+    const TopLogits& of_own = own.logits[alike];
+    const auto other =
+        std::ranges::find(of_own, answer.tokens[alike], &TopLogits::value_type::first);
+    preferred = other == of_own.end() ? of_own.front().second - of_own.back().second
+                                      : of_own.front().second - other->second;
+    break;
+  }
+  return {{"event", "agreement"},
+          {"same_tokens", answer.tokens == own.tokens},
+          {"tokens_alike", alike},
+          {"preferred_by", preferred},
+          {"max_logit_difference", difference}};
+}
+
 constexpr uint32_t kSweep[] = {1, 2, 3, 5, 7, 10};  // multiples of k_phi = 1% of the prompt
 
 json BudgetJson(const Reading& reading) { return reading.budget ? json(*reading.budget) : json(); }
@@ -116,15 +142,7 @@ Status AnswerAll(const Request& request, Questions& questions) {
             {"first_token_s", first_token_s},
             {"seconds", answer->seconds}});
       if (!compared) continue;
-      double difference = 0;
-      const size_t both = std::min(answer->logits.size(), request.own->logits.size());
-      for (size_t t = 0; t < both; ++t) {
-        difference =
-            std::max(difference, MaxLogitDifference(answer->logits[t], request.own->logits[t]));
-      }
-      Emit({{"event", "agreement"},
-            {"same_tokens", answer->tokens == request.own->tokens},
-            {"max_logit_difference", difference}});
+      Emit(Agreement(*answer, *request.own));
     }
   }
   return {};

@@ -129,9 +129,12 @@ def decode(job: Job, programs: Programs, state: dict[str, Any], asked: list[int]
             case "measured":
                 figures |= event
     if "agreement" in figures:
-        same = "the same" if figures["agreement"]["same_tokens"] else "NOT the same"
-        print(f"\n   reading everything: {same} tokens as without prefixd, logits within "
-              f"{figures['agreement']['max_logit_difference']:.1e}")
+        agreement = figures["agreement"]
+        apart = agreement["preferred_by"]
+        same = ("the same tokens as without prefixd" if apart is None else
+                f"the tokens without prefixd, but for the {agreement['tokens_alike'] + 1}th and what follows it, where its "
+                f"two choices are {apart:.1e} nats apart")
+        print(f"\n   reading everything: {same}; logits within {agreement['max_logit_difference']:.1e}")
     for row in figures["rows"]:
         told = [a["right"] for of_question in answers for a in of_question
                 if (a["method"], a["budget"]) == (row["method"], row["budget"]) and a["right"] is not None]
