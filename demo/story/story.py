@@ -132,8 +132,8 @@ def decode(job: Job, programs: Programs, state: dict[str, Any], asked: list[int]
         agreement = figures["agreement"]
         apart = agreement["preferred_by"]
         same = ("the same tokens as without prefixd" if apart is None else
-                f"the tokens without prefixd, but for the {agreement['tokens_alike'] + 1}th and what follows it, where its "
-                f"two choices are {apart:.1e} nats apart")
+                f"the tokens without prefixd, but for the {agreement['tokens_alike'] + 1}th and what follows it, "
+                f"where its two choices are {apart:.1e} nats apart")
         print(f"\n   reading everything: {same}; logits within {agreement['max_logit_difference']:.1e}")
     for row in figures["rows"]:
         told = [a["right"] for of_question in answers for a in of_question
