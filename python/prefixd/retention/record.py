@@ -41,7 +41,8 @@ class Recorded:
         if not self.path.exists():
             return False
         with safe_open(self.path, "pt") as file:
-            return {str(i) for i in layers} <= json.loads(file.metadata()["scales"]).keys()
+            there = set(json.loads(file.metadata()["scales"]))
+        return {str(i) for i in layers} <= there
 
     def layer(self, index: int, prompt: int) -> Seen:
         """Returns what a layer saw of the whole text."""
