@@ -65,7 +65,7 @@ void PreparedPrefix::DropSomeKeys() {
   for (size_t head = 0; head < strides.size(); ++head) all &= strides[head] == 0 || keys->has(head);
   const uint64_t bytes = KeyBytes(candidates());
   if (all || bytes > services_.selector_memory.capacity() ||
-      !services_.selector_memory.MakeRoom(bytes - keys->bytes())) {
+      !services_.selector_memory.MakeRoom(bytes - std::min(bytes, keys->bytes()))) {
     return;
   }
   for (PrefixMemory::Head& head : memory_->heads) {

@@ -51,6 +51,17 @@ class SharesTest : public ::testing::Test {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
+  // Calls of the greedy tenant that take all of its threads, and are held.
+  std::vector<std::unique_ptr<RawClient>> HoldShare() {
+    std::vector<std::unique_ptr<RawClient>> clients;
+    control_->Hold();
+    for (int i = 0; i < 3; ++i) {
+      clients.push_back(Greedy());
+      EXPECT_OK(clients.back()->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}));
+    }
+    AwaitShare();
+    return clients;
+  }
   bool EndsWhileHeld(const std::function<void()>& call) {
     return Ends(call, [this] { control_->Release(); });
   }
@@ -111,13 +122,7 @@ TEST_F(SharesTest, CallsInTurnOfOneTenantHoldUpNoneOfAnother) {
 
 // Its connection would be given up by a client that waits for the answer.
 TEST_F(SharesTest, ACancelledCallThatWaitsForAThreadIsAnsweredAtOnce) {
-  std::vector<std::unique_ptr<RawClient>> clients;
-  control_->Hold();
-  for (int i = 0; i < 3; ++i) {
-    clients.push_back(Greedy());
-    ASSERT_OK(clients.back()->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}));
-  }
-  AwaitShare();
+  const auto clients = HoldShare();
   const auto late = Greedy();
   EXPECT_TRUE(EndsWhileHeld([&] {
     for (int i = 0; i < 60; ++i) {
@@ -135,13 +140,7 @@ TEST_F(SharesTest, ACancelledCallThatWaitsForAThreadIsAnsweredAtOnce) {
 
 // The daemon looks at the deadline of what it carries out; what waits for a thread the client ends.
 TEST_F(SharesTest, ACallThatWaitsForAThreadEndsAtItsDeadline) {
-  std::vector<std::unique_ptr<RawClient>> clients;
-  control_->Hold();
-  for (int i = 0; i < 3; ++i) {
-    clients.push_back(Greedy());
-    ASSERT_OK(clients.back()->Send(MessageType::kRemove, {{"prefix", "greedy/p"}}));
-  }
-  AwaitShare();
+  const auto clients = HoldShare();
   ConnectOptions options;
   options.tenant = "greedy";
   options.call_timeout_ms = 1500;
