@@ -12,8 +12,9 @@
 namespace prefixd {
 namespace {
 
-// A step in flight may still hold what is to be removed; a disk may refuse for longer.
-constexpr std::chrono::milliseconds kRemoveAgain{100}, kRemoveAgainAtMost{60'000};
+// Who still holds what is to be removed lets go soon; a disk may refuse for longer.
+constexpr std::chrono::milliseconds kRemoveAgain{100}, kOpenAgainAtMost{1'000},
+    kRefusedAgainAtMost{60'000};
 
 }  // namespace
 
@@ -42,7 +43,9 @@ void OwnMover::Stop() {
     wanted_.clear();
   }
   // The newest first: it continues the others.
-  for (auto dropped = left.rbegin(); dropped != left.rend(); ++dropped) RemoveNow(dropped->id);
+  for (auto dropped = left.rbegin(); dropped != left.rend(); ++dropped) {
+    static_cast<void>(RemoveNow(dropped->id));
+  }
 }
 
 Worker::Next OwnMover::Take() {
@@ -67,17 +70,19 @@ Worker::Next OwnMover::Take() {
 }
 
 void OwnMover::TryRemove(const storage::SegmentId& id) {
-  const bool gone = RemoveNow(id);
+  const Status removed = RemoveNow(id);
   std::lock_guard lock(worker_.mutex());
   const auto same = [&](const Dropped& dropped) { return dropped.id == id; };
   const auto it = std::ranges::find_if(dropped_, same);
   if (it == dropped_.end()) return;
-  if (gone) {
+  if (removed.ok()) {
     dropped_.erase(it);
     return;
   }
+  const bool open = removed.error().code == Code::kFailedPrecondition;
+  it->pause = std::min(it->pause, open ? kOpenAgainAtMost : kRefusedAgainAtMost);
   it->due = Worker::Clock::now() + it->pause;
-  it->pause = std::min(2 * it->pause, kRemoveAgainAtMost);
+  it->pause *= 2;
 }
 
 void OwnMover::Move(SessionImpl& session, const std::stop_token& stop) {
@@ -105,15 +110,15 @@ MovedName::~MovedName() {
   }));
 }
 
-bool OwnMover::RemoveNow(const storage::SegmentId& id) {
-  const Status removed = CaptureErrors([&] { return remove_(id); });
-  if (removed.ok() || removed.error().code == Code::kNotFound) return true;
-  if (removed.error().code == Code::kFailedPrecondition) return false;
+Status OwnMover::RemoveNow(const storage::SegmentId& id) {
+  Status removed = CaptureErrors([&] { return remove_(id); });
+  if (removed.ok() || removed.error().code == Code::kNotFound) return {};
+  if (removed.error().code == Code::kFailedPrecondition) return removed;
   if (removed.error().message != last_remove_error_) {
     storage::LogWarning("own tokens of a session that is gone: " + removed.error().message);
   }
   last_remove_error_ = removed.error().message;
-  return false;
+  return removed;
 }
 
 }  // namespace prefixd

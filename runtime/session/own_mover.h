@@ -51,8 +51,8 @@ class OwnMover {
   Worker::Next Take();
   void Move(SessionImpl& session, const std::stop_token& stop);
   void TryRemove(const storage::SegmentId& id);
-  // Whether it is gone. Called by the worker, or when it has ended.
-  bool RemoveNow(const storage::SegmentId& id);
+  // Without an error it is gone. Called by the worker, or when that has ended.
+  Status RemoveNow(const storage::SegmentId& id);
 
   const Remove remove_;
   Counters counters_;

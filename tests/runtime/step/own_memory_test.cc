@@ -35,7 +35,8 @@ class OwnMemoryTest : public testing::OwnTokensTest {
     return session.ok() ? *std::move(session) : nullptr;
   }
   // As Prepare; `watch` says what is told of the storage behind the prompt's put.
-  void PrepareWatched(const char* name, const std::function<void(WatchedStore&)>& watch) {
+  void PrepareWatched(const char* name, const std::function<void(WatchedStore&)>& watch,
+                      uint32_t n_tokens = 300) {
     WatchedStore* watched = nullptr;  // owned by the store
     auto opened = LocalStore::Open(
         options_,
@@ -49,7 +50,7 @@ class OwnMemoryTest : public testing::OwnTokensTest {
     ASSERT_OK(opened);
     store_ = *std::move(opened);
     ASSERT_OK(store_->RegisterModel(spec_));
-    prompt_ = testing::MakePrompt(spec_.geometry, 300, testing::Seed(name));
+    prompt_ = testing::MakePrompt(spec_.geometry, n_tokens, testing::Seed(name));
     PutReady(prompt_);
     ASSERT_OK(store_->WaitRewritten(nullptr));
     random_.emplace(testing::Seed(name) + 1);
@@ -57,7 +58,7 @@ class OwnMemoryTest : public testing::OwnTokensTest {
   }
   template <typename Condition>
   static bool Soon(const Condition& condition) {
-    for (int i = 0; i < 20000 && !condition(); ++i) {
+    for (int i = 0; i < 60000 && !condition(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return condition();
@@ -358,7 +359,9 @@ TEST_F(OwnMemoryTest, RefusesWhatIsOfThePrefixAlone) {
 
 // Random calls on some sessions and their forks, while the background moves what it may.
 TEST_F(OwnMemoryTest, RandomCallsKeepWhatListsOfRowsKeep) {
-  Prepare("OwnMemoryRandom", 150);
+  WatchedStore* storage = nullptr;
+  PrepareWatched(
+      "OwnMemoryRandom", [&](WatchedStore& store) { storage = &store; }, 150);
   struct Seen {
     std::shared_ptr<Session> session;
     NaiveOwn rows = {};
@@ -454,18 +457,22 @@ TEST_F(OwnMemoryTest, RandomCallsKeepWhatListsOfRowsKeep) {
   EXPECT_TRUE(Soon([&] { return Used() == 0; }));
   EXPECT_OK(store_->Verify("", nullptr));
   // What was persisted stays; what was not goes.
-  uint64_t listed = 0;
+  std::set<std::string> chains;
   EXPECT_TRUE(Soon([&] {
-    std::set<std::string> chains;
+    chains.clear();
     const auto page = store_->ListPrefixes({});
     for (const auto& prefix : page->prefixes) {
       const auto detail = store_->Prefix(prefix.id);
       if (detail.ok()) chains.insert(detail->chain.begin(), detail->chain.end());
     }
-    listed = chains.size();
-    return Stored() == listed;
+    return Stored() == chains.size();
   })) << Stored()
-      << " segments, " << listed << " of them of prefixes";
+      << " segments, " << chains.size() << " of them of prefixes";
+  for (const storage::PrefixInfo& left : storage->inner().ListPrefixes({})) {
+    EXPECT_TRUE(chains.contains(left.id.ToString()) || !left.live)
+        << left.id.ToString() << ": tokens " << left.n_tokens - left.own_tokens << " to "
+        << left.n_tokens << ", listed " << left.listed << ", children " << left.children;
+  }
 }
 
 // A step that runs while tokens move, on another thread, answers as if they did not.
