@@ -70,11 +70,11 @@ Result<Json> RequestHandler::Attach(const Request& request) {
   const auto begun = Clock::now();
   PREFIXD_ASSIGN(auto session, store_.Attach(spec));
   Took(Timed::kAttach, begun);
-  return Keep(std::move(session), std::move(slot));
+  const uint64_t watched = limits_.watch != nullptr ? limits_.watch->Attached(session) : 0;
+  return Keep(std::move(session), std::move(slot), watched);
 }
 
-Json RequestHandler::Keep(std::shared_ptr<Session> session, Slots::Slot slot) {
-  const uint64_t watched = limits_.watch != nullptr ? limits_.watch->Attached(session) : 0;
+Json RequestHandler::Keep(std::shared_ptr<Session> session, Slots::Slot slot, uint64_t watched) {
   const uint64_t handle = next_handle_++;
   Json reply = {{"session", handle},
                 {"info", ToJson(session->info())},
@@ -91,7 +91,7 @@ Result<Json> RequestHandler::Fork(const Request& request) {
     PREFIXD_ASSIGN(slot, limits_.session_slots->Take(peer_.tenant));
   }
   PREFIXD_ASSIGN(auto fork, session->Fork());
-  return KeepWithOwn(std::move(fork), std::move(slot));
+  return KeepFork(std::move(fork), std::move(slot));
 }
 
 Result<Json> RequestHandler::ForkPersisted(const Request& request) {
@@ -104,13 +104,14 @@ Result<Json> RequestHandler::ForkPersisted(const Request& request) {
   const auto begun = Clock::now();
   PREFIXD_ASSIGN(auto next, session->ForkPersisted(window));
   Took(Timed::kAttach, begun);
-  return KeepWithOwn(std::move(next), std::move(slot));
+  return KeepFork(std::move(next), std::move(slot));
 }
 
 // A client must know whether a session has tokens that cannot be attached to again.
-Result<Json> RequestHandler::KeepWithOwn(std::shared_ptr<Session> session, Slots::Slot slot) {
+Result<Json> RequestHandler::KeepFork(std::shared_ptr<Session> session, Slots::Slot slot) {
   PREFIXD_ASSIGN(const SessionReport report, session->report());
-  Json reply = Keep(std::move(session), std::move(slot));
+  const uint64_t watched = limits_.watch != nullptr ? limits_.watch->Forked(session) : 0;
+  Json reply = Keep(std::move(session), std::move(slot), watched);
   reply["own_tokens"] = report.own_tokens;
   return reply;
 }

@@ -44,6 +44,15 @@ uint64_t Watch::Attached(const std::shared_ptr<Session>& session) {
     saved->timed_tokens += info.n_tokens;
     saved->seconds += pace->second.seconds * info.n_tokens / double(pace->second.tokens);
   }
+  return Follow(session);
+}
+
+uint64_t Watch::Forked(const std::shared_ptr<Session>& session) {
+  std::lock_guard lock(sessions_mutex_);
+  return Follow(session);
+}
+
+uint64_t Watch::Follow(const std::shared_ptr<Session>& session) {
   live_.emplace(next_, Live{session, Clock::now()});
   return next_++;
 }

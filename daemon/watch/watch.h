@@ -44,6 +44,8 @@ class Watch {
 
   // An attached session: its prefix saved the prefill of its tokens. Returns a number for Detached.
   uint64_t Attached(const std::shared_ptr<Session>& session);
+  // One that continues another of this engine, which has the tokens already: it saved nothing.
+  uint64_t Forked(const std::shared_ptr<Session>& session);
   void Detached(uint64_t number, const Ledger& total);
   // A put stored so many tokens: the pace of a model's prefills, as far as the daemon can know it.
   void Stored(const std::string& model, uint32_t tokens, Clock::duration time);
@@ -102,7 +104,9 @@ class Watch {
  private:
   void NoteFailure(std::string_view tenant, std::string_view call, std::string_view request,
                    const Error& error);
-  void DropFailure();  // failures_mutex_ is held
+  void DropFailure();                                        // failures_mutex_ is held
+  uint64_t Follow(const std::shared_ptr<Session>& session);  // sessions_mutex_ is held
+
   struct Live {
     std::weak_ptr<Session> session;
     Clock::time_point since;

@@ -109,6 +109,21 @@ TEST_F(WatchTest, TimeIsSavedWhereThePaceIsKnown) {
   EXPECT_DOUBLE_EQ(report.saved_by_all.seconds, 0.5);
 }
 
+TEST_F(WatchTest, AForkIsListedAndSavesNothing) {
+  const auto attached = Attach("a"), forked = Attach("a");
+  watch_.Attached(attached);
+  const uint64_t fork = watch_.Forked(forked);
+  EXPECT_EQ(watch_.Take(std::nullopt).sessions.size(), 2u);
+  Ledger read;
+  read.steps = 3;
+  watch_.Detached(fork, read);
+  const Watch::Report report = watch_.Take(std::nullopt);
+  EXPECT_EQ(report.sessions.size(), 1u);
+  EXPECT_EQ(report.ledger.steps, 3u);
+  EXPECT_EQ(report.saved_by_all.attaches, 1u);
+  EXPECT_EQ(report.saved_by_all.tokens, 1u);
+}
+
 TEST_F(WatchTest, ShowsATenantItsOwn) {
   watch_.Attached(Attach("a"));
   watch_.Attached(Attach("b"));
