@@ -1,123 +1,23 @@
 // Tests sessions that keep a bounded number of own tokens in memory: whatever moves, and when, they
 // answer as lists of all rows do, with attention in float64.
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "tests/runtime/step/own_tokens_fixture.h"
-#include "tests/runtime/watched_store.h"
+#include "tests/runtime/step/own_memory_fixture.h"
 
 namespace prefixd {
 namespace {
 
 using testing::kFull;
+using testing::kMemory;
 using testing::NaiveOwn;
+using testing::OwnMemoryTest;
 using testing::WatchedStore;
-
-constexpr uint32_t kMemory = kMinOwnMemoryTokens;
-
-class OwnMemoryTest : public testing::OwnTokensTest {
- protected:
-  std::shared_ptr<Session> AttachBounded(const StepPolicy& policy, uint32_t tokens = kMemory) {
-    auto session = store_->Attach({.model = spec_.name,
-                                   .tokens = prompt_.tokens,
-                                   .policy = policy,
-                                   .own_memory_tokens = tokens});
-    EXPECT_OK(session);
-    return session.ok() ? *std::move(session) : nullptr;
-  }
-  // As Prepare; `watch` says what is told of the storage behind the prompt's put.
-  void PrepareWatched(const char* name, const std::function<void(WatchedStore&)>& watch,
-                      uint32_t n_tokens = 300) {
-    WatchedStore* watched = nullptr;  // owned by the store
-    auto opened = LocalStore::Open(
-        options_,
-        [&](const storage::StoreOptions& at) -> Result<std::unique_ptr<storage::PrefixStore>> {
-          PREFIXD_ASSIGN(auto inner, storage::PrefixStore::Open(at));
-          auto store = std::make_unique<WatchedStore>(std::move(inner));
-          watched = store.get();
-          watch(*watched);
-          return std::unique_ptr<storage::PrefixStore>(std::move(store));
-        });
-    ASSERT_OK(opened);
-    store_ = *std::move(opened);
-    ASSERT_OK(store_->RegisterModel(spec_));
-    prompt_ = testing::MakePrompt(spec_.geometry, n_tokens, testing::Seed(name));
-    PutReady(prompt_);
-    ASSERT_OK(store_->WaitRewritten(nullptr));
-    random_.emplace(testing::Seed(name) + 1);
-    watched->watching = true;
-  }
-  template <typename Condition>
-  static bool Soon(const Condition& condition) {
-    for (int i = 0; i < 60000 && !condition(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return condition();
-  }
-  // Waits until the session holds no more than it may.
-  void AwaitMoves(Session& session, uint32_t tokens = kMemory) {
-    EXPECT_TRUE(Soon([&] {
-      const SessionReport report = *session.report();
-      return report.own_tokens <= report.own_moved + tokens;
-    }));
-  }
-  // A block of all layers, some of it token by token.
-  void AppendToAll(std::span<Session* const> sessions, NaiveOwn& rows, uint32_t n) {
-    for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
-      const uint32_t heads = spec_.geometry.layer(l).n_kv_heads;
-      const Token block = MakeTokens(l, heads, n);
-      for (Session* s : sessions) ASSERT_OK(s->Append(l, n, block.k, block.v));
-      Note(rows, l, All(l), n, block);
-    }
-  }
-  void Decode(Session& session, NaiveOwn& rows, bool exact = true) {
-    for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
-      const uint32_t heads = spec_.geometry.layer(l).n_kv_heads;
-      const Token token = MakeTokens(l, heads, 1);
-      const auto q = MakeQueries(l, heads, 1);
-      State out = Room(l, heads, 1);
-      ASSERT_OK(session.StepAppend(l, q, token.k, token.v, out.y, out.lse, nullptr));
-      Note(rows, l, All(l), 1, token);
-      if (exact) ExpectExact(rows, l, All(l), q, out.y, out.lse);
-    }
-  }
-  // Exact attention of own tokens [n - block - after, n - after) of a layer.
-  void AttendBlock(Session& session, const NaiveOwn& rows, uint32_t layer, uint32_t block,
-                   uint32_t after) {
-    const LayerShape g = spec_.geometry.layer(layer);
-    const uint32_t heads = g.n_kv_heads;
-    const auto q = MakeQueries(layer, heads, block);
-    State out = Room(layer, heads, block);
-    ASSERT_OK(session.AttendExact(layer, {}, block, after, q, out.y, out.lse));
-    const size_t queries = size_t{g.n_q_heads}, nq = queries * g.key_dim,
-                 ny = queries * g.value_dim;
-    for (uint32_t t = 0; t < block; t += std::max(1u, block / 4)) {
-      ExpectExact(rows, layer, All(layer), std::span(q).subspan(t * nq, nq),
-                  std::span(out.y).subspan(t * ny, ny),
-                  std::span(out.lse).subspan(t * queries, queries), after + block - 1 - t);
-    }
-  }
-  static void Shorten(NaiveOwn& rows, uint32_t n, const KvGeometry& geometry) {
-    for (auto& [head, bytes] : rows.rows) {
-      bytes.resize(std::min(bytes.size(), n * geometry.row(head.first).bytes()));
-    }
-  }
-  uint64_t Stored() const { return store_->Stats()->prefixes; }
-  // Nothing is left of what sessions moved.
-  void ExpectNothingLeft(uint64_t prefixes = 1) {
-    EXPECT_TRUE(Soon([&] { return Stored() == prefixes && Used() == 0; }))
-        << Stored() << " segments, " << Used() << " bytes";
-  }
-};
 
 TEST_F(OwnMemoryTest, LongGenerationAnswersExactlyInBoundedMemory) {
   Prepare("OwnMemoryLong");
@@ -224,107 +124,6 @@ TEST_F(OwnMemoryTest, MovedRowsAreStoredAsTheyWereGiven) {
   ASSERT_OK(bounded->StepAppend(1, q, token.k, token.v, moved.y, moved.lse, nullptr));
   ASSERT_OK((*plain)->StepAppend(1, q, token.k, token.v, whole.y, whole.lse, nullptr));
   for (size_t i = 0; i < whole.y.size(); ++i) EXPECT_NEAR(moved.y[i], whole.y[i], 1e-5) << i;
-}
-
-// Parts that are too small for the index that the policy names do not keep tokens in memory.
-TEST_F(OwnMemoryTest, TokensMoveUnderAPolicyThatNamesItsIndex) {
-  options_.build_codes = true;
-  options_.codes_min_tokens = 1000;
-  Prepare("OwnMemoryIndex", 1100);
-  auto session = store_->Attach({.model = spec_.name,
-                                 .tokens = prompt_.tokens,
-                                 .n_tokens = 100,
-                                 .policy = {.k = 20, .selector = "codes"},
-                                 .own_memory_tokens = kMemory});
-  ASSERT_OK(session);
-  NaiveOwn rows;
-  Session* const all[] = {session->get()};
-  for (int round = 0; round < 6; ++round) {
-    AppendToAll(all, rows, 200);
-    AwaitMoves(**session);
-    Decode(**session, rows, /*exact=*/false);
-  }
-  EXPECT_GT((*session)->report()->own_moved, 600u);
-  EXPECT_EQ(store_->Stats()->own_moves_failed, 0u);
-}
-
-// A move that failed would rather fail again with more: the next one joins nothing, and those after
-// it do.
-TEST_F(OwnMemoryTest, AfterAFailureAMoveJoinsNothing) {
-  struct Moves {
-    std::mutex mutex;
-    std::set<uint32_t> ids;
-    std::vector<size_t> begins;  // [moves] the first own token of each
-    size_t refused = 1;          // this one
-  };
-  const auto moves = std::make_shared<Moves>();
-  PrepareWatched("OwnMemoryFailure", [&](WatchedStore& store) {
-    store.before_put = [moves](std::span<const uint32_t> tokens,
-                               const storage::PutOptions& options) -> Status {
-      if (!options.live) return {};
-      std::lock_guard lock(moves->mutex);
-      size_t begin = 300;
-      while (begin < tokens.size() && moves->ids.contains(tokens[begin])) ++begin;
-      moves->ids.insert(tokens.begin() + 300, tokens.end());
-      moves->begins.push_back(begin - 300);
-      if (moves->begins.size() - 1 != moves->refused) return {};
-      return Error{Code::kUnavailable, "the disk is away"};
-    };
-  });
-  const auto begins = [&] {
-    std::lock_guard lock(moves->mutex);
-    return moves->begins;
-  };
-  auto session = AttachBounded(kFull);
-  NaiveOwn rows;
-  Session* const all[] = {session.get()};
-  AppendToAll(all, rows, 2 * kMemory);
-  AwaitMoves(*session);
-  const size_t first = session->report()->own_moved;
-  AppendToAll(all, rows, 2 * kMemory);
-  EXPECT_TRUE(Soon([&] { return store_->Stats()->own_moves_failed == 1; }));
-  // It is tried again with a token that comes a second later.
-  for (int i = 0; i < 200 && begins().size() < 3; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    AppendToAll(all, rows, 1);
-  }
-  AwaitMoves(*session);
-  AppendToAll(all, rows, 8 * kMemory);
-  AwaitMoves(*session);
-  EXPECT_EQ(begins(), (std::vector<size_t>{0, 0, first, 0}));
-  EXPECT_EQ(store_->Stats()->own_moves_failed, 1u);
-  Decode(*session, rows);
-  session.reset();
-  ExpectNothingLeft();
-}
-
-// What was moved for a session that is gone is not made ready to be searched before it is removed:
-// others wait for the same thread.
-TEST_F(OwnMemoryTest, WhatIsDroppedIsNotPreparedFirst) {
-  struct Ingest {
-    std::atomic<bool> entered{false}, prepared{false}, removed{false}, go_on{false};
-  };
-  const auto state = std::make_shared<Ingest>();
-  PrepareWatched("OwnMemoryDropped", [&](WatchedStore& store) {
-    store.before_blob = [state](const storage::SegmentId&) {
-      if (state->entered.exchange(true)) return;
-      Soon([&] { return state->go_on || state->removed; });
-      state->prepared = true;
-    };
-    store.before_remove = [state](const storage::SegmentId&) {
-      if (!state->prepared) state->removed = true;
-    };
-  });
-  auto session = AttachBounded(kFull);
-  NaiveOwn rows;
-  Session* const all[] = {session.get()};
-  AppendToAll(all, rows, 2 * kMemory);
-  EXPECT_TRUE(Soon([&] { return state->entered.load(); }));
-  ASSERT_OK(session->Detach());
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_FALSE(state->removed);  // which would have been refused, for as long as that takes
-  state->go_on = true;
-  ExpectNothingLeft();
 }
 
 TEST_F(OwnMemoryTest, RefusesWhatIsOfThePrefixAlone) {
@@ -472,75 +271,6 @@ TEST_F(OwnMemoryTest, RandomCallsKeepWhatListsOfRowsKeep) {
     EXPECT_TRUE(chains.contains(left.id.ToString()) || !left.live)
         << left.id.ToString() << ": tokens " << left.n_tokens - left.own_tokens << " to "
         << left.n_tokens << ", listed " << left.listed << ", children " << left.children;
-  }
-}
-
-// A step that runs while tokens move, on another thread, answers as if they did not.
-TEST_F(OwnMemoryTest, StepsOfManyThreadsGoOnWhileTokensMove) {
-  Prepare("OwnMemoryThreads");
-  auto session = AttachBounded(kFull);
-  constexpr uint32_t kTokens = 1500;
-  std::vector<std::thread> threads;
-  std::vector<NaiveOwn> rows(2);
-  std::vector<Token> tokens[2];
-  std::vector<std::vector<float>> queries[2];
-  std::vector<State> states[2];
-  for (uint32_t l = 0; l < 2; ++l) {
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      tokens[l].push_back(MakeTokens(l, 2, 1));
-      queries[l].push_back(MakeQueries(l, 2, 1));
-      states[l].push_back(Room(l, 2, 1));
-    }
-  }
-  std::atomic<bool> failed{false};
-  for (uint32_t l = 0; l < 2; ++l) {
-    threads.emplace_back([&, l] {
-      for (uint32_t t = 0; t < kTokens && !failed; ++t) {
-        const Status done = session->StepAppend(l, queries[l][t], tokens[l][t].k, tokens[l][t].v,
-                                                states[l][t].y, states[l][t].lse, nullptr);
-        if (!done.ok()) failed = true;
-      }
-    });
-  }
-  // Forks and blocks meanwhile.
-  for (int i = 0; i < 20 && !failed; ++i) {
-    const auto fork = session->Fork();
-    if (!fork.ok()) failed = true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  for (std::thread& thread : threads) thread.join();
-  ASSERT_FALSE(failed);
-  for (uint32_t l = 0; l < 2; ++l) {
-    for (uint32_t t = 0; t < kTokens && !HasFailure(); ++t) {
-      Note(rows[l], l, All(l), 1, tokens[l][t]);
-      if (t % 37 == 0 || t + 5 > kTokens) {
-        ExpectExact(rows[l], l, All(l), queries[l][t], states[l][t].y, states[l][t].lse);
-      }
-    }
-  }
-  AwaitMoves(*session);
-  EXPECT_GT(session->report()->own_moved, 0u);
-  session.reset();
-  ExpectNothingLeft();
-}
-
-// A store that closes, or that is closed under sessions, leaves nothing of them.
-TEST_F(OwnMemoryTest, NothingIsLeftWhenTheStoreIsOpenedAgain) {
-  Prepare("OwnMemoryReopen");
-  for (const bool outlives : {false, true}) {
-    auto session = AttachBounded(kFull);
-    NaiveOwn rows;
-    Session* const all[] = {session.get()};
-    AppendToAll(all, rows, 1500);
-    AwaitMoves(*session);
-    Decode(*session, rows);
-    EXPECT_GT(Stored(), 1u);
-    if (!outlives) session.reset();
-    store_.reset();
-    session.reset();
-    Open();
-    EXPECT_EQ(Stored(), 1u);
-    EXPECT_OK(store_->Verify("", nullptr));
   }
 }
 
