@@ -212,14 +212,16 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
     bool truncated = false;
     const auto forget = [&]() -> Result<bool> {
       truncated = !own_.Forget(to, least_truncated);
-      return !truncated;
+      if (truncated) return false;
+      // Whoever sees the move in a report of the session finds it in the store's figures.
+      ++services_->mover->counters().moves;
+      services_->mover->counters().tokens += to - moved;
+      return true;
     };
     PREFIXD_ASSIGN(const bool adopted, Adopt(last, std::move(plan), reads, forget));
     if (truncated) return {};
     if (adopted) break;  // else there is another policy
   }
-  ++services_->mover->counters().moves;
-  services_->mover->counters().tokens += to - moved;
   // A head that grows all that time is cut after the next move. Steps that began with the last plan
   // end before it does, or they would free what it alone has.
   for (int i = 0; i < kCutTries && !stop.stop_requested(); ++i) {

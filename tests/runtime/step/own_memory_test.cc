@@ -37,7 +37,7 @@ TEST_F(OwnMemoryTest, LongGenerationAnswersExactlyInBoundedMemory) {
   EXPECT_GE(report.own_moved, 40u * 98 - kMemory);
   EXPECT_EQ(session->info().n_tokens, prompt_.n_tokens);
   const RuntimeStats stats = *store_->Stats();
-  EXPECT_GT(stats.own_moves, 20u);
+  EXPECT_GT(stats.own_moves, 15u);
   EXPECT_EQ(stats.own_moved_tokens, report.own_moved);
   EXPECT_EQ(stats.own_moves_failed, 0u);
   // Segments of moved tokens are joined: as many as there are bits in their number, not moves; with
