@@ -176,8 +176,9 @@ class RequestHandler {
   Result<wire::Json> Report(const Request& request);
   Result<wire::Json> Detach(const Request& request);
   // Makes a session one of this connection's; returns its handle and what a client must know of it.
+  // watched: its number in the daemon's watch; 0 where there is none.
   wire::Json Keep(std::shared_ptr<Session> session, Slots::Slot slot, uint64_t watched);
-  // The same, with how many own tokens it has.
+  // The same of one that continues another, with how many own tokens it has.
   Result<wire::Json> KeepFork(std::shared_ptr<Session> session, Slots::Slot slot);
   Result<std::shared_ptr<Session>> FindSession(const wire::Json& control) const;
   std::shared_ptr<Session> SessionOf(uint64_t handle) const;  // null: there is none

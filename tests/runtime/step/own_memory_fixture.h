@@ -63,7 +63,7 @@ class OwnMemoryTest : public OwnTokensTest {
       return report.own_tokens <= report.own_moved + tokens;
     }));
   }
-  // A block of all layers, some of it token by token.
+  // A block of all layers.
   void AppendToAll(std::span<Session* const> sessions, NaiveOwn& rows, uint32_t n) {
     for (uint32_t l = 0; l < spec_.geometry.n_layers; ++l) {
       const uint32_t heads = spec_.geometry.layer(l).n_kv_heads;
