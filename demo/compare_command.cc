@@ -60,7 +60,8 @@ Result<NamedPolicy> ReadPolicy(const json& j) {
   }
   if (j.contains("compress")) {
     named.compress = CompressSpec{.keep = j["compress"].at("keep").get<double>(),
-                                  .policy = j["compress"].at("policy").get<std::string>()};
+                                  .policy = j["compress"].at("policy").get<std::string>(),
+                                  .scorers = j["compress"].value("scorers", std::string())};
   }
   return named;
 }

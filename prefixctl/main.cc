@@ -122,10 +122,13 @@ void DeclareCompress(CLI::App* prefixes, Options* o, Command* chosen) {
   compress
       ->add_option(
           "--policy", o->compress.policy,
-          "What ranks tokens: window (the newest), or by queries that the put kept: local, "
-          "snapkv, gkv.")
-      ->check(CLI::IsMember({"window", "local", "snapkv", "gkv"}))
+          "What ranks tokens: window (the newest), by queries that the put kept: local, snapkv, "
+          "gkv, or by trained scorers: kvpop.")
+      ->check(CLI::IsMember({"window", "local", "snapkv", "gkv", "kvpop"}))
       ->capture_default_str();
+  compress->add_option("--scorers", o->compress.scorers,
+                       "The file of policy kvpop's scorers, on the daemon's machine "
+                       "(python -m prefixd.retention --train writes it).");
   compress->add_option(
       "--max-error", o->compress.max_error,
       "Leave the prefix as it is where the mean error would be larger; 0: whatever "

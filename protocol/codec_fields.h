@@ -151,7 +151,8 @@ void Describe(V& v, Is<RewriteResult> auto& s) {
 }
 template <class V>
 void Describe(V& v, Is<CompressSpec> auto& s) {
-  v("keep", s.keep), v("policy", s.policy), v("max_error", s.max_error), v("dry_run", s.dry_run);
+  v("keep", s.keep), v("policy", s.policy), v("scorers", s.scorers);
+  v("max_error", s.max_error), v("dry_run", s.dry_run);
 }
 template <class V>
 void Describe(V& v, Is<CompressReport::Layer> auto& s) {

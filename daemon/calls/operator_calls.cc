@@ -65,6 +65,10 @@ Result<Json> RequestHandler::Compress(const Request& request, const ProgressFn& 
       const auto spec,
       FromJson<CompressSpec>(request.control.value("compress", Json::object()), "compress"));
   PREFIXD_TRY(OwnPrefix(id));
+  if (!peer_.trusted && !spec.scorers.empty()) {
+    return InvalidArgument(
+        "scorers are a file of the daemon's machine: name them over its Unix socket");
+  }
   PREFIXD_ASSIGN(const CompressReport report, store_.Compress(id, spec, progress));
   return ToJson(report);
 }

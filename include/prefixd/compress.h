@@ -17,7 +17,11 @@ struct CompressSpec {
   // "window": the newest tokens. By the queries that the put kept: "local" (what the last 16 of
   // them attend to), "snapkv" (the same, pooled over neighbours), "gkv" (the global score: the
   // largest decayed share of attention in any window of 16 queries).
+  // "kvpop": what scorers trained for this model make of keys and values.
   std::string policy = "gkv";
+  // Of policy kvpop: the file of scorers that `python -m prefixd.retention --train` wrote, on the
+  // machine that runs the store.
+  std::string scorers;
   // Does not go on where the mean error of the compressed prefix is larger; 0: whatever it is.
   double max_error = 0;
   bool dry_run = false;  // only measures

@@ -345,7 +345,8 @@ PFX_API pfx_code pfx_rewrite(pfx_store* client, const char* prefix, const char* 
                              pfx_progress progress, void* user, char** json);
 /* Gives up, for good, the rows of most tokens of the segment in which the prefix ends, once what
  * that does to attention over it is measured. `spec_json`: {"keep": 0.25, "policy": "gkv",
- * "max_error": 0.1, "dry_run": true}, each with a default (prefixd/compress.h). `json` may be NULL:
+ * "scorers": "", "max_error": 0.1, "dry_run": true}, each with a default (prefixd/compress.h).
+ * `json` may be NULL:
  * {"compressed": true, "bytes_before": ..., "error_after": ..., ...}; where max_error was exceeded,
  * "refused" says so. PFX_FAILED_PRECONDITION: others need its rows, a session has it open, or its
  * summaries are not ready. */

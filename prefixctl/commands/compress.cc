@@ -1,7 +1,9 @@
 // Compresses a prefix, and shows what that does to attention over it.
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "prefixctl/commands/operate.h"
@@ -36,9 +38,15 @@ void PrintErrors(const CompressReport& r) {
 }  // namespace
 
 Status CompressPrefix(RemoteStore& client, const Options& options) {
-  PREFIXD_ASSIGN(
-      const CompressReport report,
-      client.Compress(options.prefix, options.compress, ShowProgress("compress", options.quiet)));
+  CompressSpec spec = options.compress;
+  if (!spec.scorers.empty()) {
+    // The daemon has another working directory.
+    std::error_code ec;
+    const auto whole = std::filesystem::absolute(spec.scorers, ec);
+    if (!ec) spec.scorers = whole.string();
+  }
+  PREFIXD_ASSIGN(const CompressReport report,
+                 client.Compress(options.prefix, spec, ShowProgress("compress", options.quiet)));
   if (options.json) {
     PrintJson(wire::ToJson(report));
   } else {

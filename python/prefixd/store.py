@@ -341,15 +341,17 @@ class Store:
         *,
         keep: float = 0.25,
         policy: str = "gkv",
+        scorers: str = "",
         max_error: float = 0.0,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Keeps the rows of `keep` of the tokens alone, for good, ranked by `policy`: "window", or by
-        queries that the put kept "local", "snapkv" or "gkv". First measures what that does to attention
-        over the prefix, and returns it; where the mean error would be above `max_error` (0: any) the
-        prefix stays as it is and `refused` says so."""
-        spec = {"keep": keep, "policy": policy, "max_error": max_error, "dry_run": dry_run}
+        """Keeps the rows of `keep` of the tokens alone, for good, ranked by `policy`: "window", by queries
+        that the put kept "local", "snapkv" or "gkv", or by trained `scorers` "kvpop" (a file on the
+        store's machine, made by `python -m prefixd.retention --train`). First measures what that does to
+        attention over the prefix, and returns it; where the mean error would be above `max_error` (0:
+        any) the prefix stays as it is and `refused` says so."""
+        spec = {"keep": keep, "policy": policy, "scorers": scorers, "max_error": max_error, "dry_run": dry_run}
         report: dict[str, Any] = json.loads(self.core.compress(prefix, json.dumps(spec), progress))
         return report
 

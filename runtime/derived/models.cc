@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "runtime/derived/trained_for.h"
 #include "storage/segment/identity.h"
 #include "tensors/feature_map_file.h"
 #include "tensors/safetensors.h"
@@ -69,15 +70,8 @@ Result<FeatureMapSet> LoadFor(const ModelSpec& spec, const std::filesystem::path
                    std::to_string(l) + " has " + std::to_string(scale));
     }
   }
-  // Digests of one kind ("blake2b:...") can be compared; a name that the user gave cannot.
-  const auto kind = [](std::string_view weights) {
-    return weights.substr(0, std::min(weights.find(':') + 1, weights.size()));
-  };
-  for (const auto& [tag, value] : spec.identity) {
-    if (tag == "weights" && !header.weights.empty() && kind(value) == kind(header.weights) &&
-        value != header.weights) {
-      return wrong("they were trained for weights " + header.weights + ", the model has " + value);
-    }
+  if (const std::string why = TrainedForOthers(spec, header.weights); !why.empty()) {
+    return wrong(why);
   }
   return maps;
 }

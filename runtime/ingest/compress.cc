@@ -12,6 +12,8 @@
 #include "attention/step/step.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/policy.h"
+#include "runtime/ingest/scorer_file.h"
+#include "runtime/ingest/token_scorer.h"
 #include "runtime/step/estimator_input.h"
 #include "runtime/summaries/head_choice.h"
 #include "runtime/summaries/materialised_summaries.h"
@@ -30,11 +32,12 @@ struct CompressInputs {
   const storage::StoredPrefix& prefix;
   const QuerySamples* samples;
   RetentionPolicy policy;
-  TokenRange own;       // of the last segment
-  TokenRange region;    // of them, between sinks and tail
-  uint32_t n_kept = 0;  // of the region
-  Partition measured;   // what all sampled queries saw
-  KeptSummaries kept;   // of its mid region
+  std::span<const TokenScorer> scorers;  // [heads], of policy kKvPop
+  TokenRange own;                        // of the last segment
+  TokenRange region;                     // of them, between sinks and tail
+  uint32_t n_kept = 0;                   // of the region
+  Partition measured;                    // what all sampled queries saw
+  KeptSummaries kept;                    // of its mid region
 };
 
 // The kept queries are dealt out in turn: the policy sees those at even places, and what it did is
@@ -61,22 +64,22 @@ class HeadCompression {
 
   Status Run(std::vector<uint32_t>& kept, HeadErrors& errors) {
     const uint32_t n = in_.prefix.n_tokens();
-    if (in_.samples != nullptr) {
-      PREFIXD_ASSIGN(
-          const MemoryCharge memory,
-          in_.context.MemoryOf(in_.prefix.info().tenant).Take(MemoryKind::kIngest, Bytes()));
-      rows_.resize(size_t{n} * row_.bytes());
-      for (uint32_t at = 0, end = 0; at < n; at = end) {
-        end = std::min(n, RunEnd(in_.prefix.parts(), at, kRunTokens));
-        PREFIXD_TRY(in_.prefix.ReadRange(
-            layer_, kv_head_, {at, end},
-            std::span(rows_).subspan(at * row_.bytes(), (end - at) * row_.bytes()), nullptr));
-      }
+    if (in_.samples == nullptr && in_.scorers.empty()) {
       Choose(kept);
-      return Measure(kept, errors);
+      return {};
+    }
+    PREFIXD_ASSIGN(
+        const MemoryCharge memory,
+        in_.context.MemoryOf(in_.prefix.info().tenant).Take(MemoryKind::kIngest, Bytes()));
+    rows_.resize(size_t{n} * row_.bytes());
+    for (uint32_t at = 0, end = 0; at < n; at = end) {
+      end = std::min(n, RunEnd(in_.prefix.parts(), at, kRunTokens));
+      PREFIXD_TRY(in_.prefix.ReadRange(
+          layer_, kv_head_, {at, end},
+          std::span(rows_).subspan(at * row_.bytes(), (end - at) * row_.bytes()), nullptr));
     }
     Choose(kept);
-    return {};
+    return in_.samples == nullptr ? Status() : Measure(kept, errors);
   }
 
  private:
@@ -98,7 +101,10 @@ class HeadCompression {
                                       group * row_.key_dim);
   }
 
-  void Choose(std::vector<uint32_t>& kept) const {
+  std::vector<double> TokenScores() const {
+    if (!in_.scorers.empty()) {
+      return TokenPriorities(in_.scorers[head_], Rows({0, in_.prefix.n_tokens()}), in_.region);
+    }
     std::vector<ObservedQuery> observed;
     if (NeedsQueries(in_.policy)) {
       const auto& positions = in_.samples->layers[layer_].positions;
@@ -110,8 +116,11 @@ class HeadCompression {
         observed.push_back(Observe(scores, group, positions[s], in_.region));
       }
     }
-    const auto best =
-        HighestScored(RetentionScores(in_.policy, in_.region, observed), in_.region, in_.n_kept);
+    return RetentionScores(in_.policy, in_.region, observed);
+  }
+
+  void Choose(std::vector<uint32_t>& kept) const {
+    const auto best = HighestScored(TokenScores(), in_.region, in_.n_kept);
     for (uint32_t t = in_.own.begin; t < in_.region.begin; ++t) kept.push_back(t);
     kept.insert(kept.end(), best.begin(), best.end());
     for (uint32_t t = in_.region.end; t < in_.own.end; ++t) kept.push_back(t);
@@ -221,6 +230,12 @@ Status CheckSpec(const Model& model, const CompressSpec& spec, RetentionPolicy p
                      "' has a sliding window or a softcap, and therefore no summaries: rows that "
                      "are dropped would be lost"};
   }
+  if ((policy == RetentionPolicy::kKvPop) == spec.scorers.empty()) {
+    return InvalidArgument(spec.scorers.empty()
+                               ? "policy kvpop needs the file of its scorers; python -m "
+                                 "prefixd.retention --train makes one"
+                               : "scorers are of policy kvpop alone, not of " + spec.policy);
+  }
   const bool queries = samples != nullptr && !samples->empty();
   if (!queries && NeedsQueries(policy)) {
     return Error{Code::kFailedPrecondition,
@@ -279,7 +294,16 @@ Result<Compression> PlanCompression(const DerivedContext& context, const Model& 
   const Anchors anchors = context.options.anchors;
   const uint32_t n = prefix.n_tokens();
   const storage::PrefixInfo& info = prefix.info();
-  CompressInputs in{context, model, prefix, samples, policy, {n - info.own_tokens, n},
+  MemoryCharge scorers_memory;
+  std::vector<TokenScorer> scorers;
+  if (policy == RetentionPolicy::kKvPop) {
+    PREFIXD_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(spec.scorers));
+    PREFIXD_ASSIGN(
+        scorers_memory,
+        context.MemoryOf(info.tenant).Take(MemoryKind::kIngest, file.file_bytes().size()));
+    PREFIXD_ASSIGN(scorers, LoadScorers(file, model.spec));
+  }
+  CompressInputs in{context, model, prefix, samples, policy, scorers, {n - info.own_tokens, n},
                     {},      0,     {},     {}};
   const TokenRange mid = Partition::Of(n, anchors).mid;
   in.region = {std::max(in.own.begin, mid.begin), std::max(in.own.begin, mid.end)};

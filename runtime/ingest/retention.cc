@@ -11,11 +11,12 @@
 namespace prefixd {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, RetentionPolicy>, 4> kPolicyNames{{
+constexpr std::array<std::pair<std::string_view, RetentionPolicy>, 5> kPolicyNames{{
     {"window", RetentionPolicy::kWindow},
     {"local", RetentionPolicy::kLocal},
     {"snapkv", RetentionPolicy::kSnapKv},
     {"gkv", RetentionPolicy::kGkv},
+    {"kvpop", RetentionPolicy::kKvPop},
 }};
 constexpr double kUnseen = std::numeric_limits<double>::infinity();
 
@@ -74,7 +75,7 @@ Result<RetentionPolicy> RetentionPolicyFromName(std::string_view name) {
   for (const auto& [known, policy] : kPolicyNames) {
     if (known == name) return policy;
   }
-  return InvalidArgument("a prefix is compressed by window, local, snapkv or gkv, not by '" +
+  return InvalidArgument("a prefix is compressed by window, local, snapkv, gkv or kvpop, not by '" +
                          std::string(name) + "'");
 }
 

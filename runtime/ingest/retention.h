@@ -14,9 +14,11 @@
 
 namespace prefixd {
 
-enum class RetentionPolicy : uint8_t { kWindow, kLocal, kSnapKv, kGkv };
+enum class RetentionPolicy : uint8_t { kWindow, kLocal, kSnapKv, kGkv, kKvPop };
 Result<RetentionPolicy> RetentionPolicyFromName(std::string_view name);
-inline bool NeedsQueries(RetentionPolicy policy) { return policy != RetentionPolicy::kWindow; }
+inline bool NeedsQueries(RetentionPolicy policy) {
+  return policy != RetentionPolicy::kWindow && policy != RetentionPolicy::kKvPop;
+}
 
 inline constexpr uint32_t kObservedQueries = 16;  // of one window
 inline constexpr uint32_t kSnapKvPooling = 5;     // neighbours, the token itself in their middle
@@ -34,8 +36,9 @@ struct ObservedQuery {
 ObservedQuery Observe(std::span<const float> scores, uint32_t group, uint32_t position,
                       TokenRange region);
 
-// Returns what tokens of `region` count for; `queries` by ascending position. A token that no query
-// saw counts more than any other: nothing is known against it, and it is newer than the others.
+// Returns what tokens of `region` count for, by any policy but kKvPop (token_scorer.h); `queries`
+// by ascending position. A token that no query saw counts more than any other: nothing is known
+// against it, and it is newer than the others.
 std::vector<double> RetentionScores(RetentionPolicy policy, TokenRange region,
                                     std::span<const ObservedQuery> queries);
 

@@ -7,7 +7,9 @@
 #include "attention/step/step.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/compress.h"
+#include "runtime/ingest/retention.h"
 #include "tensors/feature_map_file.h"
+#include "tests/runtime/ingest/scorers_file.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -315,6 +317,41 @@ TEST_F(CompressTest, PoliciesThatNeedQueriesAreRefusedWithoutThem) {
   ASSERT_FALSE(kept.empty());
   EXPECT_EQ(kept.back() - kept.front() + 1, kept.size());  // the newest
   EXPECT_EQ(kept.back(), kTokens - 17);
+}
+
+TEST_F(CompressTest, ScorersRankTokensWithoutQueries) {
+  const uint64_t seed = Seed("ScorersRankTokensWithoutQueries");
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, seed);
+  for (const char* scorer : {"kvpop-mlp", "kvpop-mlstm"}) {
+    const std::string id = PutReady(prompt, /*queries=*/false);
+    const ScorersFile file(spec_.geometry, scorer, seed);
+    CompressSpec spec;
+    spec.policy = "kvpop";
+    EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kInvalidArgument);
+    spec.scorers = dir_.path() / "none";
+    EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kNotFound);
+    spec.scorers = dir_.path() / "scorers.safetensors";
+    file.Write(spec.scorers);
+    spec.policy = "window";
+    EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kInvalidArgument);
+    spec.policy = "kvpop";
+    EXPECT_TRUE(Compressed(id, spec).compressed);
+    const auto session = AttachTo(id, StepPolicy{.k = 10});
+    ASSERT_TRUE(session);
+    const TokenRange mid = Partition::Of(kTokens, options_.anchors).mid;
+    for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
+      for (uint32_t h = 0; h < spec_.geometry.n_kv_heads; ++h) {
+        const RowShape row = spec_.geometry.row(layer);
+        const auto bytes = prompt.Rows(layer, h);
+        const auto all = file.Priorities(layer, h, {bytes.data(), kTokens, row.bytes(), row});
+        const std::span own = std::span(all).subspan(mid.begin, mid.size());
+        EXPECT_EQ(Kept(*session, layer, h), HighestScored(own, mid, mid.size() / 4)) << seed;
+      }
+    }
+    ASSERT_OK(session->Detach());
+    ASSERT_OK(store_->Remove(id));
+  }
 }
 
 TEST_F(CompressTest, WhatCannotBeMeasuredIsNotCompressedUnderABound) {

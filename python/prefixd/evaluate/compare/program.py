@@ -48,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
                    help=",".join(methods) + " (without even, even-codes and keep...)")
     a.add_argument("--budgets", type=_numbers(float), default=[0.01, 0.02, 0.05],  # type: ignore[arg-type]
                    help="fractions of the document read per step (0.01,0.02,0.05)")
+    a.add_argument("--scorers", type=Path,
+                   help="for keep...-kvpop: the scorers that python -m prefixd.retention --train made of this model")
     a.add_argument("--minutes", type=float, help="stop after so long; the same command goes on")
     a.add_argument("--threads", type=int, default=0, help="0: one per core")
     a.add_argument("--seed", type=int, default=0)
@@ -75,12 +77,15 @@ def main(argv: list[str]) -> int:
         a.error("--budgets are fractions above 0, at most 1")
     if not (o.model / "config.json").is_file():
         a.error(f"{o.model} is no checkpoint's directory; make model-smollm2 makes one")
+    if (unscored := [m for m in o.methods if readings.needs_scorers(m)]) and not (o.scorers and o.scorers.is_file()):
+        a.error(f"{unscored[0]} needs --scorers FILE; python -m prefixd.retention --train makes one")
     limit = json.loads((o.model / "config.json").read_text())["max_position_embeddings"]
     if max(o.lengths) + documents.ROOM > limit or min(o.lengths) < 512:
         a.error(f"--lengths must be from 512 to {limit - documents.ROOM} for this model")
     o.out.mkdir(parents=True, exist_ok=True)
     _check_same(a, o)
-    plan = Plan(o.kinds, o.lengths, o.documents, o.methods, o.budgets, o.seed, o.minutes)
+    plan = Plan(o.kinds, o.lengths, o.documents, o.methods, o.budgets, o.seed, o.minutes,
+                o.scorers and o.scorers.resolve())
     sources = dict.fromkeys(source for k in o.kinds if (source := documents.KINDS[k][1]))
     found = texts.kept(o.out / "texts.jsonl", sources, o.documents, o.seed)
     comparing = Comparing(plan, form_of(o.model), found, Journal(o.out / "rows.jsonl"), note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # Segments below it have no codes, so that the default selector searches them exactly
@@ -42,7 +43,7 @@ METHODS |= {
     f"keep{share:g}-{policy}": Method(f"{share:.0%} of the rows kept by {policy}, per-head choice",
                                       {"estimator": "auto", "selector": "exact"}, usual=False,
                                       compress={"keep": share, "policy": policy})
-    for share in (0.5, 0.25, 0.1) for policy in ("window", "local", "snapkv", "gkv")
+    for share in (0.5, 0.25, 0.1) for policy in ("window", "local", "snapkv", "gkv", "kvpop")
 }
 # What a session does that was told nothing: where there are codes it selects by them.
 DEFAULT, DEFAULT_TOPK = "auto-codes", "topk-codes"
@@ -57,9 +58,16 @@ def at_length(method: str, length: int) -> str:
     return method.removesuffix("-codes") if length < CODES_FROM else method
 
 
-def readings(methods: Sequence[str], budgets: Sequence[float], length: int) -> list[dict[str, Any]]:
+def needs_scorers(method: str) -> bool:
+    """Says whether the method compresses by trained scorers."""
+    return (METHODS[method].compress or {}).get("policy") == "kvpop"
+
+
+def readings(
+    methods: Sequence[str], budgets: Sequence[float], length: int, scorers: Path | None = None
+) -> list[dict[str, Any]]:
     """Returns the policies of a document of this length, each with its name; full attention is always
-    measured and not among them."""
+    measured and not among them. `scorers` is the file for methods that need one."""
     out: dict[str, dict[str, Any]] = {}
     for method in methods:
         own = METHODS[at_length(method, length)]
@@ -67,6 +75,7 @@ def readings(methods: Sequence[str], budgets: Sequence[float], length: int) -> l
             key = name(at_length(method, length), budget)
             out[key] = {"name": key, **own.policy} | ({} if budget is None else {"budget": budget})
             if own.compress:
-                out[key]["compress"] = own.compress
+                scored = {"scorers": str(scorers)} if needs_scorers(method) else {}
+                out[key]["compress"] = own.compress | scored
     out.pop("full", None)
     return sorted(out.values(), key=lambda r: str(r.get("compress", "")))

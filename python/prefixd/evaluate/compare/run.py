@@ -25,6 +25,7 @@ class Plan:
     budgets: Sequence[float]
     seed: int
     minutes: float | None = None
+    scorers: Path | None = None
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Comparing:
     def missing(self, kind: str, length: int, number: int) -> list[dict[str, Any]] | None:
         """Returns the readings that a document lacks; None where it has all."""
         key = (kind, length, number)
-        wanted = readings.readings(self.plan.methods, self.plan.budgets, length)
+        wanted = readings.readings(self.plan.methods, self.plan.budgets, length, self.plan.scorers)
         lacks = [r for r in wanted if not self.journal.has(key, r["name"])]
         return lacks if lacks or not self.journal.has(key, "full") else None
 
