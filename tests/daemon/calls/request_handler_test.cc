@@ -140,6 +140,16 @@ TEST_F(RequestHandlerTest, StrangersChangeNoModels) {
             Code::kAlreadyExists);
 }
 
+TEST_F(RequestHandlerTest, StrangersNameNoFilesOfScorers) {
+  const std::string id = Put("alice");
+  auto alice = Handler({"alice", false, false});
+  const Json spec = {{"policy", "kvpop"}, {"scorers", "/etc/passwd"}};
+  const Response r = Ask(*alice, MessageType::kCompress, {{"prefix", id}, {"compress", spec}});
+  EXPECT_EQ(CodeOf(r), Code::kInvalidArgument);
+  ASSERT_TRUE(r.error);
+  EXPECT_NE(r.error->message.find("over its Unix socket"), std::string::npos) << r.error->message;
+}
+
 TEST_F(RequestHandlerTest, ExtentsOutsideTheAreaAreRefused) {
   Put("");
   auto handler = Handler({"", false, true});
