@@ -126,9 +126,11 @@ void DeclareCompress(CLI::App* prefixes, Options* o, Command* chosen) {
           "gkv, or by trained scorers: kvpop.")
       ->check(CLI::IsMember({"window", "local", "snapkv", "gkv", "kvpop"}))
       ->capture_default_str();
-  compress->add_option("--scorers", o->compress.scorers,
-                       "The file of policy kvpop's scorers, on the daemon's machine "
-                       "(python -m prefixd.retention --train writes it).");
+  compress
+      ->add_option("--scorers", o->compress.scorers,
+                   "Policy kvpop's scorers, on the daemon's machine (python -m prefixd.retention "
+                   "--train writes them).")
+      ->type_name("FILE");
   compress->add_option(
       "--max-error", o->compress.max_error,
       "Leave the prefix as it is where the mean error would be larger; 0: whatever "

@@ -1,5 +1,7 @@
 // Carries out the calls that operators make: why a prompt missed, verification, rewriting,
 // snapshots, removing models.
+#include <filesystem>
+#include <string>
 #include <utility>
 
 #include "daemon/calls/request_handler.h"
@@ -68,6 +70,10 @@ Result<Json> RequestHandler::Compress(const Request& request, const ProgressFn& 
   if (!peer_.trusted && !spec.scorers.empty()) {
     return InvalidArgument(
         "scorers are a file of the daemon's machine: name them over its Unix socket");
+  }
+  if (!spec.scorers.empty() && !std::filesystem::path(spec.scorers).is_absolute()) {
+    return InvalidArgument("scorers '" + spec.scorers +
+                           "': name the file by its whole path, since the daemon opens it");
   }
   PREFIXD_ASSIGN(const CompressReport report, store_.Compress(id, spec, progress));
   return ToJson(report);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,7 @@
 #include "runtime/summaries/head_choice.h"
 #include "runtime/summaries/materialised_summaries.h"
 #include "storage/segment/stored_part.h"
+#include "tensors/safetensors.h"
 
 namespace prefixd {
 namespace {
@@ -241,7 +243,7 @@ Status CheckSpec(const Model& model, const CompressSpec& spec, RetentionPolicy p
     return Error{Code::kFailedPrecondition,
                  "policy " + spec.policy +
                      " ranks tokens by queries of the prefill, and the put of this prefix kept "
-                     "none; use policy window, or put the prompt with its queries"};
+                     "none; use policy window or kvpop, or put the prompt with its queries"};
   }
   if (!queries && spec.max_error > 0) {
     return Error{Code::kFailedPrecondition,
@@ -298,9 +300,8 @@ Result<Compression> PlanCompression(const DerivedContext& context, const Model& 
   std::vector<TokenScorer> scorers;
   if (policy == RetentionPolicy::kKvPop) {
     PREFIXD_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(spec.scorers));
-    PREFIXD_ASSIGN(
-        scorers_memory,
-        context.MemoryOf(info.tenant).Take(MemoryKind::kIngest, file.file_bytes().size()));
+    PREFIXD_ASSIGN(scorers_memory,
+                   context.MemoryOf(info.tenant).Take(MemoryKind::kIngest, ScorerBytes(file)));
     PREFIXD_ASSIGN(scorers, LoadScorers(file, model.spec));
   }
   CompressInputs in{context, model, prefix, samples, policy, scorers, {n - info.own_tokens, n},
@@ -314,6 +315,16 @@ Result<Compression> PlanCompression(const DerivedContext& context, const Model& 
                  "the segment in which the prefix ends has " + std::to_string(info.own_tokens) +
                      " tokens, of which none would be dropped; join it with the one before "
                      "(prefixctl prefixes compact), or keep less"};
+  }
+  if (!scorers.empty()) {
+    const uint32_t window = scorers.front().window;
+    const uint32_t scored = std::clamp(n - std::min(n, window), in.region.begin, in.region.end);
+    if (in.n_kept <= in.region.end - scored) {
+      return Error{Code::kFailedPrecondition,
+                   "all " + std::to_string(in.n_kept) + " tokens that would stay are among the " +
+                       std::to_string(window) +
+                       " newest ones, which scorers do not rank; keep more, or use policy window"};
+    }
   }
   const size_t heads = HeadCount(model);
   progress.total = heads;

@@ -2,7 +2,8 @@
 // `python -m prefixd.retention --train` writes it.
 //
 // Tensors, for each layer l with H KV heads of width = key_dim + value_dim:
-//   layers.{l}.mean, .scale [H, 1, width]   .decay [H]: its sigmoid lies between two decays
+//   layers.{l}.mean, .scale [H, 1, width]   .decay [H]: with s its sigmoid, a token
+//   loses (1 - s) log 0.999 + s log 0.999999 with each token of age
 // and of "kvpop-mlp"   .w1 [H, width, hidden]  .b1 [H, 1, hidden]  .w2 [H, hidden, 1]  .b2 [H, 1]
 // or of "kvpop-mlstm"  .wq, .wk, .wv [H, width, half]  .wi, .wf [H, width, 1]  .bi, .bf [H, 1]
 //                      .a [H, half, 1]  .b [H, 1]
@@ -12,7 +13,7 @@
 // Thread-safety: free functions; concurrent calls are fine.
 #pragma once
 
-#include <filesystem>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -25,9 +26,11 @@ namespace prefixd {
 
 inline constexpr std::string_view kScorerFormat = "prefixd-scorers-v1";
 
-// Returns the scorer of each KV head of each layer, in HeadIndex's order. Errors: as
-// SafetensorsFile::Open; kInvalidArgument when the file holds no scorers, not all of them, or those
-// of another model.
+// Returns what LoadScorers takes in memory.
+uint64_t ScorerBytes(const SafetensorsFile& file);
+
+// Returns the scorer of each KV head of each layer, in HeadIndex's order. kInvalidArgument: the
+// file holds no scorers, not all of them, or those of another model.
 Result<std::vector<TokenScorer>> LoadScorers(const SafetensorsFile& file, const ModelSpec& spec);
 
 }  // namespace prefixd

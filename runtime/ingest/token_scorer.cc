@@ -148,7 +148,7 @@ Status TokenScorer::Validate() const {
     return InvalidArgument("scale is not above 0 everywhere");
   }
   if (!(log_decay <= 0) || !std::isfinite(log_decay)) {
-    return InvalidArgument("decay lets tokens grow with age");
+    return InvalidArgument("log_decay is above 0 or not finite");
   }
   if (const auto* mlp = std::get_if<MlpWeights>(&weights)) {
     PREFIXD_TRY(CheckPart("b1", mlp->b1, mlp->b1.size()));

@@ -1,6 +1,6 @@
-// Scores tokens by what a small trained network makes of their keys and values, for one KV head:
-// KVpop's two scorers (L. Hauzenberger et al., "KVpop - Key-Value Cache Compression with Predictive
-// Online Pruning"). python/prefixd/retention/scorers.py trains them, for all heads at once.
+// Scores tokens by what a small trained network makes of their keys and values, for one KV head: by
+// the two scorers of [KVpop] (docs/mathematics.md). python/prefixd/retention/scorers.py trains
+// them, for all heads at once.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once

@@ -4,6 +4,7 @@ The paper distils the whole model beside its scorers; here nothing but the score
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,13 @@ def save(heads: Mlp | Mlstm, name: str, layers: Sequence[int], weights_digest: s
         for place, layer in enumerate(layers):
             tensors[f"layers.{layer}.{key}"] = value[place * of_layer : (place + 1) * of_layer].contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, {"format": FORMAT, "scorer": name, "weights": weights_digest, "window": str(WINDOW)})
+    # A daemon may have the old file mapped, and a torn one would be taken for a whole one.
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(tensors, part, {"format": FORMAT, "scorer": name, "weights": weights_digest, "window": str(WINDOW)})
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def scorer_path(folder: Path, name: str) -> Path:

@@ -148,6 +148,16 @@ TEST_F(RequestHandlerTest, StrangersNameNoFilesOfScorers) {
   EXPECT_EQ(CodeOf(r), Code::kInvalidArgument);
   ASSERT_TRUE(r.error);
   EXPECT_NE(r.error->message.find("over its Unix socket"), std::string::npos) << r.error->message;
+  // The daemon's own user may, by a path that does not depend on where the daemon runs.
+  auto own = Handler({"alice", false, true});
+  const auto message = [&](const char* path) {
+    const Json of = {{"policy", "kvpop"}, {"scorers", path}};
+    const Response answer = Ask(*own, MessageType::kCompress, {{"prefix", id}, {"compress", of}});
+    return answer.error ? answer.error->message : "";
+  };
+  EXPECT_NE(message("scorers.safetensors").find("by its whole path"), std::string::npos);
+  EXPECT_EQ(message("/nowhere/scorers").find("Unix socket"), std::string::npos);
+  EXPECT_EQ(message("/nowhere/scorers").find("whole path"), std::string::npos);
 }
 
 TEST_F(RequestHandlerTest, ExtentsOutsideTheAreaAreRefused) {

@@ -336,6 +336,9 @@ TEST_F(CompressTest, ScorersRankTokensWithoutQueries) {
     spec.policy = "window";
     EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kInvalidArgument);
     spec.policy = "kvpop";
+    spec.keep = 0.01;  // less than the newest tokens, which scorers do not rank
+    EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kFailedPrecondition);
+    spec.keep = 0.25;
     EXPECT_TRUE(Compressed(id, spec).compressed);
     const auto session = AttachTo(id, StepPolicy{.k = 10});
     ASSERT_TRUE(session);

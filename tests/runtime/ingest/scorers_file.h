@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +35,7 @@ class ScorersFile {
     std::mt19937_64 random(seed);
     for (uint32_t l = 0; l < geometry.n_layers; ++l) {
       const LayerShape shape = geometry.layer(l);
+      if (shape.n_kv_heads == 0) continue;
       const uint64_t width = shape.key_dim + shape.value_dim, half = width / 4, hidden = 11;
       std::map<std::string, std::vector<uint64_t>> shapes = {
           {"mean", {1, width}}, {"scale", {1, width}}, {"decay", {}}};

@@ -2,20 +2,23 @@
 #include "runtime/ingest/token_scorer.h"
 
 #include <cmath>
-#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/ingest/scorer_file.h"
 #include "tests/runtime/ingest/scorers_file.h"
 #include "tests/support/files.h"
+#include "tests/support/layered_model.h"
 #include "tests/support/seed.h"
 #include "tests/support/synthetic_kv.h"
 
 namespace prefixd::testing {
 namespace {
 
-class TokenScorerTest : public ::testing::TestWithParam<const char*> {
+class TokenScorerFixture : public ::testing::Test {
  protected:
-  TokenScorerTest() {
+  TokenScorerFixture() {
     spec_.name = "tiny";
     spec_.geometry = SmallGeometry(2, 4, 2, 16);
     spec_.identity = {{"weights", "blake2b:aa"}};
@@ -32,38 +35,47 @@ class TokenScorerTest : public ::testing::TestWithParam<const char*> {
   ModelSpec spec_;
 };
 
+class TokenScorerTest : public TokenScorerFixture,
+                        public ::testing::WithParamInterface<const char*> {};
+
 TEST_P(TokenScorerTest, PrioritiesEqualTheFormulas) {
   const uint64_t seed = Seed("PrioritiesEqualTheFormulas");
-  const ScorersFile file(spec_.geometry, GetParam(), seed);
-  const auto scorers = Load(file);
-  ASSERT_OK(scorers);
-  ASSERT_EQ(scorers->size(), 4u);
-  const uint32_t n = 90;
-  const auto prompt = MakePrompt(spec_.geometry, n, seed);
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    for (uint32_t head = 0; head < 2; ++head) {
-      const RowShape row = spec_.geometry.row(layer);
-      const auto bytes = prompt.Rows(layer, head);
-      const RowsView rows{bytes.data(), n, row.bytes(), row};
-      const auto want = file.Priorities(layer, head, rows);
-      const TokenScorer& scorer = (*scorers)[layer * 2 + head];
-      for (const TokenRange region : {TokenRange{0, n}, TokenRange{4, 74}, TokenRange{20, 30},
-                                      TokenRange{70, 88}, TokenRange{5, 5}}) {
-        const auto got = TokenPriorities(scorer, rows, region);
-        ASSERT_EQ(got.size(), region.size());
-        for (uint32_t t = region.begin; t < region.end; ++t) {
-          // Newest tokens have no score, and come first.
-          EXPECT_EQ(std::isinf(got[t - region.begin]), t + 24 >= n) << t;
-          if (t + 24 >= n) continue;
-          EXPECT_NEAR(got[t - region.begin], want[t], 1e-9 * (1 + std::abs(want[t])))
-              << t << " seed " << seed;
+  // Layers differ in heads and dimensions, and one has none.
+  for (const KvGeometry& geometry : {spec_.geometry, LayeredGeometry()}) {
+    spec_.geometry = geometry;
+    const ScorersFile file(geometry, GetParam(), seed);
+    const auto scorers = Load(file);
+    ASSERT_OK(scorers);
+    ASSERT_EQ(scorers->size(), geometry.heads().count());
+    const uint32_t n = 90;
+    const auto prompt = MakePrompt(geometry, n, seed);
+    for (uint32_t layer = 0; layer < geometry.n_layers; ++layer) {
+      for (uint32_t head = 0; head < geometry.layer(layer).n_kv_heads; ++head) {
+        const RowShape row = geometry.row(layer);
+        const auto bytes = prompt.Rows(layer, head);
+        const RowsView rows{bytes.data(), n, row.bytes(), row};
+        const auto want = file.Priorities(layer, head, rows);
+        const TokenScorer& scorer = (*scorers)[geometry.heads().of(layer, head)];
+        for (const TokenRange region : {TokenRange{0, n}, TokenRange{4, 74}, TokenRange{20, 30},
+                                        TokenRange{70, 88}, TokenRange{5, 5}}) {
+          const auto got = TokenPriorities(scorer, rows, region);
+          ASSERT_EQ(got.size(), region.size());
+          for (uint32_t t = region.begin; t < region.end; ++t) {
+            // Newest tokens have no score, and come first.
+            EXPECT_EQ(std::isinf(got[t - region.begin]), t + 24 >= n) << t;
+            if (t + 24 >= n) continue;
+            EXPECT_NEAR(got[t - region.begin], want[t], 1e-9 * (1 + std::abs(want[t])))
+                << t << " seed " << seed;
+          }
         }
       }
     }
   }
 }
 
-TEST_P(TokenScorerTest, GatesThatAreFarOpenOrShutDoNotOverflow) {
+using MemoryScorerTest = TokenScorerFixture;
+
+TEST_F(MemoryScorerTest, GatesThatAreFarOpenOrShutDoNotOverflow) {
   ScorersFile file(spec_.geometry, "kvpop-mlstm", 3);
   for (const float gate : {800.0f, -800.0f}) {
     for (const char* name : {"bi", "bf"}) {
@@ -98,7 +110,11 @@ TEST_P(TokenScorerTest, OtherFilesAreRefused) {
   refuse("window", [](ScorersFile& f) { f.metadata.erase("window"); });
   refuse("trained for weights blake2b:bb",
          [](ScorersFile& f) { f.metadata["weights"] = "blake2b:bb"; });
-  refuse("layers.1.mean", [](ScorersFile& f) { f.tensors.erase("layers.1.mean"); });
+  refuse("for which weights", [](ScorersFile& f) { f.metadata.erase("weights"); });
+  refuse("no scorer of layer 1", [](ScorersFile& f) { f.tensors.erase("layers.1.mean"); });
+  for (const float decay : {NAN, INFINITY, -INFINITY}) {
+    refuse("decay", [&](ScorersFile& f) { f.tensors["layers.0.decay"].second[1] = decay; });
+  }
   refuse("NaN", [](ScorersFile& f) { f.tensors["layers.1.mean"].second[3] = NAN; });
   refuse("scale", [](ScorersFile& f) { f.tensors["layers.0.scale"].second[0] = 0; });
   const char* first = GetParam() == std::string("kvpop-mlp") ? "layers.0.w1" : "layers.0.wq";

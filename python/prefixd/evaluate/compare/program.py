@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import signal
 import sys
@@ -105,8 +106,13 @@ def _check_same(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
     path = o.out / "plan.json"
     config = json.loads((o.model / "config.json").read_text())
     new = {"model": o.model.resolve().name, "layers": config["num_hidden_layers"], "seed": o.seed}
-    if path.is_file() and (old := json.loads(path.read_text())) != new:
-        differ = "; ".join(f"{k}: {old.get(k)} there, {new[k]} now" for k in new if old.get(k) != new[k])
+    old = json.loads(path.read_text()) if path.is_file() else {}
+    # Documents that were compressed by other scorers are another run, too; a run without any may go on.
+    scorers = hashlib.blake2b(o.scorers.read_bytes(), digest_size=16).hexdigest() if o.scorers else old.get("scorers")
+    if scorers:
+        new["scorers"] = scorers
+    if old and (unlike := [k for k in new if old.get(k, scorers) != new[k]]):
+        differ = "; ".join(f"{k}: {old.get(k)} there, {new[k]} now" for k in unlike)
         a.error(f"{o.out} holds another run ({differ}); name another --out or remove it")
     path.write_text(json.dumps(new) + "\n")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefixd.errors import InvalidArgument
+
 # Segments below it have no codes, so that the default selector searches them exactly
 # (store.codes_min_tokens).
 CODES_FROM = 4096
@@ -75,7 +77,10 @@ def readings(
             key = name(at_length(method, length), budget)
             out[key] = {"name": key, **own.policy} | ({} if budget is None else {"budget": budget})
             if own.compress:
-                scored = {"scorers": str(scorers)} if needs_scorers(method) else {}
-                out[key]["compress"] = own.compress | scored
+                out[key]["compress"] = own.compress
+                if needs_scorers(method):
+                    if scorers is None:
+                        raise InvalidArgument(f"{method} needs a file of scorers")
+                    out[key]["compress"] = own.compress | {"scorers": str(scorers)}
     out.pop("full", None)
     return sorted(out.values(), key=lambda r: str(r.get("compress", "")))
