@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prefixd.errors import InvalidArgument
 from prefixd.evaluate import __main__ as program
 from prefixd.evaluate import stats
 from prefixd.evaluate.compare import documents, readings, summary, texts
@@ -332,8 +333,17 @@ def test_answers_of_one_document_count_once() -> None:
     assert answers["value"] == pytest.approx(-np.mean(lost)) and answers["n"] == 24
 
 
+def test_scorers_are_for_the_readings_that_need_them() -> None:
+    methods = ["keep0.25-gkv", "keep0.25-kvpop"]
+    gkv, kvpop = (r["compress"] for r in readings.readings(methods, [0.05], 2048, Path("mlp")))
+    assert gkv == {"keep": 0.25, "policy": "gkv"}
+    assert kvpop == {"keep": 0.25, "policy": "kvpop", "scorers": "mlp"}
+    with pytest.raises(InvalidArgument, match="needs a file of scorers"):
+        readings.readings(methods, [0.05], 2048)
+
+
 def test_short_documents_have_no_codes() -> None:
     whole = [m for m in readings.METHODS if not m.startswith("keep")]
     names = [r["name"] for r in readings.readings(whole, [0.02], 2048)]
     assert names == ["anchors", "topk@0.02", "auto@0.02", "even@0.02", "moment@0.02"]
-    assert "auto-codes@0.02" in [r["name"] for r in readings.readings([*readings.METHODS], [0.02], 4200)]
+    assert "auto-codes@0.02" in [r["name"] for r in readings.readings([*readings.METHODS], [0.02], 4200, Path("mlp"))]
