@@ -21,14 +21,27 @@ function(prefixd_headers target)
   endif()
 endfunction()
 
+# prefixd_compile_together(TARGET): compiling files together saves time, since half of a small file's
+# time goes into headers that it shares with its neighbours. A dozen at a time keeps many cores
+# busy; few cores are busy with three dozen, which take a sixth less, a quarter under sanitizers
+# (docs/decisions/034). Both divide a room at the same files: what compiles in the large units does
+# in the small ones.
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+set(PREFIXD_UNITY_FILES 12)
+if(cores LESS_EQUAL 4)
+  set(PREFIXD_UNITY_FILES 36)
+endif()
+function(prefixd_compile_together target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PREFIXD_UNITY}
+    UNITY_BUILD_BATCH_SIZE ${PREFIXD_UNITY_FILES})
+endfunction()
+
 # prefixd_library(NAME SOURCES... [LINK public libs...] [PRIVATE private libs...]
 #                 [HEADERS paths that it shows; else all of its room])
 function(prefixd_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE;HEADERS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
-  # Compiling files together saves time: half of a small file's time goes into headers that it
-  # shares with its neighbours.
-  set_target_properties(${name} PROPERTIES UNITY_BUILD ${PREFIXD_UNITY} UNITY_BUILD_BATCH_SIZE 12)
+  prefixd_compile_together(${name})
   target_link_libraries(${name} PUBLIC prefixd_options ${ARG_LINK} PRIVATE ${ARG_PRIVATE})
   if(NOT ARG_HEADERS)
     cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${CMAKE_SOURCE_DIR}

@@ -7,7 +7,7 @@
 namespace prefixd::bench {
 namespace {
 
-constexpr uint32_t kRunTokens = 4096;
+constexpr uint32_t kPutTokens = 4096;
 
 // Returns [n][n_kv_heads][dim] of a layer, in the stored dtype.
 std::vector<std::byte> LayerBytes(const RetrievalTrace& trace, uint32_t layer,
@@ -88,15 +88,15 @@ Result<std::string> TracedPrompt::Put(Store& store, std::span<const uint32_t> sa
   // All heads share one run of values, because making values would take longer than storing them.
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
-  std::vector<float> floats(kRunTokens * n_heads * geometry_.value_dim);
+  std::vector<float> floats(kPutTokens * n_heads * geometry_.value_dim);
   for (float& x : floats) x = normal(rng);
-  std::vector<std::byte> k(kRunTokens * n_heads * key_bytes),
-      v(kRunTokens * n_heads * geometry_.row(0).value_bytes());
+  std::vector<std::byte> k(kPutTokens * n_heads * key_bytes),
+      v(kPutTokens * n_heads * geometry_.row(0).value_bytes());
   FromFloat(geometry_.dtype, floats, v.data());
   for (uint32_t layer = 0; layer < geometry_.n_layers; ++layer) {
     const auto heads = OfLayer(layer);
-    for (uint32_t first = 0; first < n_tokens_; first += kRunTokens) {
-      const uint32_t count = std::min(kRunTokens, n_tokens_ - first);
+    for (uint32_t first = 0; first < n_tokens_; first += kPutTokens) {
+      const uint32_t count = std::min(kPutTokens, n_tokens_ - first);
       for (size_t t = 0; t < count; ++t) {
         for (size_t h = 0; h < n_heads; ++h) {
           std::memcpy(&k[(t * n_heads + h) * key_bytes],

@@ -57,9 +57,9 @@ struct Sums {
   }
 };
 
-class Head {
+class ScannedHead {
  public:
-  explicit Head(const HeadTrace& head) : head_(head), n_(head.view().count) {}
+  explicit ScannedHead(const HeadTrace& head) : head_(head), n_(head.view().count) {}
 
   Status Prepare() {
     PREFIXD_ASSIGN(index_, index::BuildCodesIndex(head_.view(), {0, static_cast<uint32_t>(n_)}));
@@ -148,7 +148,7 @@ Result<std::vector<ScanMass>> MeasureScanMasses(std::span<const HeadTrace> heads
                                                 std::span<const double> fractions) {
   std::vector<Sums> sums(fractions.size());
   for (const HeadTrace& trace : heads) {
-    Head head(trace);
+    ScannedHead head(trace);
     PREFIXD_TRY(head.Prepare());
     for (size_t step = 0; step < trace.n_steps(); ++step) {
       for (size_t f = 0; f < fractions.size(); ++f) {

@@ -119,14 +119,14 @@ std::vector<Candidate> Candidates(const MeasureOptions& options) {
 }
 
 // The members are sums over the heads; they are divided at the end.
-struct Sums {
+struct SearchSums {
   IndexResult result;
   std::vector<double> times, speedups;
   double searches = 0;
 };
 
 Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
-                   std::span<const Candidate> candidates, std::vector<Sums>& sums) {
+                   std::span<const Candidate> candidates, std::vector<SearchSums>& sums) {
   const RowsView keys = head.view();
   const auto k = static_cast<uint32_t>(std::ceil(0.01 * double(keys.count)));
   std::vector<std::shared_ptr<KeyIndex>> indexes;  // one per row; rows may share one
@@ -200,13 +200,13 @@ Status MeasureHead(const HeadTrace& head, const MeasureOptions& options,
 Result<std::vector<IndexResult>> MeasureIndexes(std::span<const HeadTrace> heads,
                                                 const MeasureOptions& options) {
   const std::vector<Candidate> candidates = Candidates(options);
-  std::vector<Sums> sums(candidates.size());
+  std::vector<SearchSums> sums(candidates.size());
   for (size_t c = 0; c < candidates.size(); ++c) sums[c].result.index = candidates[c].name;
   for (const HeadTrace& head : heads) {
     PREFIXD_TRY(MeasureHead(head, options, candidates, sums));
   }
   std::vector<IndexResult> results;
-  for (Sums& sum : sums) {
+  for (SearchSums& sum : sums) {
     IndexResult& r = sum.result;
     r.bytes_per_key /= double(heads.size());
     r.build_seconds /= double(heads.size());

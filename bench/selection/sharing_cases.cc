@@ -15,9 +15,9 @@ namespace prefixd::bench {
 namespace {
 
 // Holds one head of the trace: its rows, and for every step what its results are compared with.
-class Head {
+class SharingHead {
  public:
-  Head(const RetrievalTrace& trace, size_t index, const HeadTrace& head)
+  SharingHead(const RetrievalTrace& trace, size_t index, const HeadTrace& head)
       : head_(head), mid_(trace.mid) {
     const KvGeometry& g = trace.geometry;
     row_ = {g.key_dim, g.value_dim, DType::kBf16};
@@ -155,7 +155,7 @@ Result<std::vector<SharingResult>> MeasureSharing(const RetrievalTrace& trace, d
   for (size_t i = 0; i < settings.size(); ++i) results[i + 1].sharing = settings[i];
   double steps = 0;
   for (size_t h = 0; h < traces.size(); ++h) {
-    const Head head(trace, h, traces[h]);
+    const SharingHead head(trace, h, traces[h]);
     PREFIXD_ASSIGN(const double bytes, CodesBytes(traces[h], k));
     std::vector<double> topk;
     for (SharingResult& result : results) {

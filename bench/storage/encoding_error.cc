@@ -49,13 +49,13 @@ std::vector<uint32_t> Top(const std::vector<double>& scores, size_t k) {
   return ids;
 }
 
-struct Sums {
+struct EncodingSums {
   double key_squares = 0, key_max = 0, keys = 0;
   double score_squares = 0, scores = 0;
   double kept = 0, wanted = 0;
 };
 
-void AddHead(const RetrievalTrace& trace, size_t head, Sums& sums) {
+void AddHead(const RetrievalTrace& trace, size_t head, EncodingSums& sums) {
   constexpr size_t kQueries = 8;
   const KvGeometry& g = trace.geometry;
   const RetrievalTrace::Head& of = trace.heads[head];
@@ -98,7 +98,7 @@ void AddHead(const RetrievalTrace& trace, size_t head, Sums& sums) {
 }  // namespace
 
 Int8Error MeasureInt8Error(const RetrievalTrace& trace) {
-  Sums sums;
+  EncodingSums sums;
   for (size_t head = 0; head < trace.heads.size(); ++head) AddHead(trace, head, sums);
   Int8Error error;
   error.bytes_per_key = double(trace.geometry.key_dim) + sizeof(float);

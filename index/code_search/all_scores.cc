@@ -14,7 +14,7 @@ namespace prefixd::index {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr size_t kRunKeys = 32;  // candidates whose masses are added before they are looked at
+constexpr size_t kSummedKeys = 32;  // candidates whose masses are added before they are looked at
 
 // The scores of all keys of `part` that have one, to their tokens' places in out [heads][range].
 void PutByCodes(const CodeScores& part, TokenRange range, uint32_t heads, std::span<float> out) {
@@ -49,8 +49,8 @@ class Masses {
   explicit Masses(std::span<const float> scores)
       : scores_(scores), top_(CodeScan().largest_float(scores.data(), scores.size())) {
     if (top_ == -kInf) return;
-    for (size_t at = 0; at < scores.size(); at += kRunKeys) {
-      const size_t n = std::min(kRunKeys, scores.size() - at);
+    for (size_t at = 0; at < scores.size(); at += kSummedKeys) {
+      const size_t n = std::min(kSummedKeys, scores.size() - at);
       runs_.push_back(CodeScan().exp_total(scores.data() + at, n, -top_));
       total_ += runs_.back();
     }
@@ -66,7 +66,7 @@ class Masses {
     size_t drawn = 0;
     for (size_t r = 0; r < runs_.size() && drawn < n; before += runs_[r], ++r) {
       double cumulated = before;
-      const size_t begin = r * kRunKeys, end = std::min(begin + kRunKeys, scores_.size());
+      const size_t begin = r * kSummedKeys, end = std::min(begin + kSummedKeys, scores_.size());
       for (size_t i = begin; i < end && Middle(drawn, n) < before + runs_[r]; ++i) {
         cumulated += std::exp(double{scores_[i]} - top_);
         for (; drawn < n && Middle(drawn, n) < cumulated; ++drawn) {

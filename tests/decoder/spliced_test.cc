@@ -21,7 +21,7 @@ using testing::TinyModel;
 
 constexpr uint32_t kVocab = 264, kPrompt = 230;
 
-double MaxDifference(std::span<const float> a, std::span<const float> b) {
+double LargestDifference(std::span<const float> a, std::span<const float> b) {
   double max = 0;
   for (size_t i = 0; i < a.size(); ++i) max = std::max(max, std::abs(double{a[i]} - b[i]));
   return max;
@@ -110,7 +110,7 @@ TEST_P(SplicedTest, FullAttentionIsTheSame) {
   for (const BlockMode mode : {BlockMode::kExact, BlockMode::kStep}) {
     SplicedAttention spliced(Attach(Policy(StepMode::kFull)), mode);
     EXPECT_EQ(spliced.position(), kPrompt);
-    EXPECT_LT(MaxDifference(Ask(spliced), truth), 1e-3);
+    EXPECT_LT(LargestDifference(Ask(spliced), truth), 1e-3);
     EXPECT_EQ(spliced.step_ledger().steps > 0, mode == BlockMode::kStep);
   }
 }
@@ -139,9 +139,9 @@ TEST_P(SplicedTest, RetrievingEverythingIsFullAndAnchorsAreNot) {
   StepPolicy everything = Policy(StepMode::kRetrieve);
   everything.k = kPrompt;
   SplicedAttention all(Attach(everything), BlockMode::kStep);
-  EXPECT_LT(MaxDifference(Ask(all), truth), 1e-3);
+  EXPECT_LT(LargestDifference(Ask(all), truth), 1e-3);
   SplicedAttention anchors(Attach(Policy(StepMode::kAnchors)), BlockMode::kStep);
-  EXPECT_GT(MaxDifference(Ask(anchors), truth), 1e-2);
+  EXPECT_GT(LargestDifference(Ask(anchors), truth), 1e-2);
 }
 
 TEST_P(SplicedTest, PuttingACacheStoresTheSameRows) {

@@ -47,15 +47,15 @@ TEST(RowOrder, LessThanAPageStaysAsItIs) {
 // Clusters that arrive interleaved each get whole pages of their own.
 TEST(RowOrder, EqualClustersShareNoPage) {
   Random random(prefixd::testing::Seed("EqualClustersShareNoPage"));
-  constexpr uint32_t kDim = 24, kClusters = 8, kPage = 16;
-  const std::vector<float> centres = Normal(random, kClusters * kDim, 10);
+  constexpr uint32_t kWidth = 24, kClusters = 8, kPage = 16;
+  const std::vector<float> centres = Normal(random, kClusters * kWidth, 10);
   std::vector<float> keys;
   for (uint32_t i = 0; i < kClusters * kPage; ++i) {
-    for (uint32_t d = 0; d < kDim; ++d) {
-      keys.push_back(centres[i % kClusters * kDim + d] + Normal(random, 1, 0.01f)[0]);
+    for (uint32_t d = 0; d < kWidth; ++d) {
+      keys.push_back(centres[i % kClusters * kWidth + d] + Normal(random, 1, 0.01f)[0]);
     }
   }
-  const std::vector<uint32_t> order = ClusterOrder(View(keys, kDim), kPage);
+  const std::vector<uint32_t> order = ClusterOrder(View(keys, kWidth), kPage);
   for (uint32_t page = 0; page < kClusters; ++page) {
     std::set<uint32_t> clusters;
     for (uint32_t i = 0; i < kPage; ++i) clusters.insert(order[page * kPage + i] % kClusters);

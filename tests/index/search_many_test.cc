@@ -8,14 +8,14 @@
 namespace prefixd::index {
 namespace {
 
-constexpr uint32_t kDim = 48, kTokens = 5000, kAppended = 150;
+constexpr uint32_t kDims = 48, kManyTokens = 5000, kAppended = 150;
 
 class SearchManyTest : public ::testing::Test {
  protected:
   SearchManyTest()
       : random_(prefixd::testing::Seed("SearchManyTest")),
-        data_(random_, kTokens + kAppended, kDim),
-        rows_(data_.keys, kDim, DType::kBf16) {
+        data_(random_, kManyTokens + kAppended, kDims),
+        rows_(data_.keys, kDims, DType::kBf16) {
     const auto built = [](Result<std::unique_ptr<KeyIndex>> index) {
       EXPECT_TRUE(index.ok());
       return std::move(index).value();
@@ -23,13 +23,14 @@ class SearchManyTest : public ::testing::Test {
     const auto codes = [&](uint32_t begin, uint32_t end) {
       return built(BuildCodesIndex(rows_.view().Sub(begin, end - begin), {begin, end}));
     };
-    indexes_.push_back(MakeExactIndex({0, kTokens}));
-    indexes_.push_back(codes(0, kTokens));
+    indexes_.push_back(MakeExactIndex({0, kManyTokens}));
+    indexes_.push_back(codes(0, kManyTokens));
     std::vector<IndexPart> parts;
     parts.push_back({codes(0, 2222), {0, 2011}});
-    parts.push_back({codes(2060, kTokens), {2060, kTokens}});
+    parts.push_back({codes(2060, kManyTokens), {2060, kManyTokens}});
     indexes_.push_back(built(JoinCodesIndexes(std::move(parts))));
-    indexes_.push_back(built(BuildIvfIndex(rows_.view().Sub(0, kTokens), {0, kTokens}, {})));
+    indexes_.push_back(
+        built(BuildIvfIndex(rows_.view().Sub(0, kManyTokens), {0, kManyTokens}, {})));
   }
 
   std::vector<float>& Queries(uint32_t group) {
@@ -62,19 +63,20 @@ class SearchManyTest : public ::testing::Test {
 };
 
 TEST_F(SearchManyTest, FindsWhatEachFindsAlone) {
-  const TokenRange ranges[] = {{0, kTokens + kAppended}, {7, kTokens}, {1500, 4321}, {900, 940}};
+  const TokenRange ranges[] = {
+      {0, kManyTokens + kAppended}, {7, kManyTokens}, {1500, 4321}, {900, 940}};
   std::vector<SearchRequest> requests;
   for (uint32_t i = 0; i < 24; ++i) {
     const TokenRange range = ranges[std::min(Uniform(random_, 0, 5), 3u)];
     requests.push_back(Request(range, Uniform(random_, 1, 9), Uniform(random_, 0, 120)));
   }
-  requests.push_back(Request({0, kTokens}, 2, kTokens));  // as many as there are
-  requests.push_back(Request({0, kTokens}, 2, 10));
-  queries_.back()->at(kDim + 3) = std::numeric_limits<float>::quiet_NaN();
-  requests.push_back(Request({0, kTokens}, 2, 10));
+  requests.push_back(Request({0, kManyTokens}, 2, kManyTokens));  // as many as there are
+  requests.push_back(Request({0, kManyTokens}, 2, 10));
+  queries_.back()->at(kDims + 3) = std::numeric_limits<float>::quiet_NaN();
+  requests.push_back(Request({0, kManyTokens}, 2, 10));
   for (float& x : *queries_.back()) x = 3e38f;  // scores that overflow
-  requests.push_back(Request({0, kTokens}, 2, 10));
-  requests.back().keys.shape.key_dim = kDim / 2;  // refused for its other keys
+  requests.push_back(Request({0, kManyTokens}, 2, 10));
+  requests.back().keys.shape.key_dim = kDims / 2;  // refused for its other keys
 
   SearchScratch shared;
   for (const auto& index : indexes_) {
@@ -110,7 +112,7 @@ TEST_F(SearchManyTest, ReadsTogetherWhatAllOfThemNeed) {
     std::vector<std::vector<std::byte>> keys(4), keys_alone(4);
     std::vector<SearchRequest> requests;
     for (uint32_t i = 0; i < 4; ++i) {
-      requests.push_back(Request({0, kTokens}, 3, 50));
+      requests.push_back(Request({0, kManyTokens}, 3, 50));
       requests.back().reader = &reader;
       requests.back().scratch = &scratch;
     }

@@ -20,7 +20,7 @@ namespace {
 // A hook is a plain function.
 std::atomic<uint64_t> points_left{0};  // 0: none is deadly
 
-void DieAtPoint(const char*) {
+void DieAtAnyPoint(const char*) {
   if (points_left.load() > 0 && points_left.fetch_sub(1) == 1) ::kill(::getpid(), SIGKILL);
 }
 
@@ -35,7 +35,7 @@ void PersistCycle(uint64_t seed, Journal& report) {
     const uint64_t point = at_point ? 1 + rng() % 12 : 0, run = rng();
     Child child(
         [&] {
-          crash_point_hook = DieAtPoint;
+          crash_point_hook = DieAtAnyPoint;
           Persister persister(dir, all, progress, report);
           return persister.Open() && persister.Run(run, [&] { points_left = point; }) ? 0 : 1;
         },

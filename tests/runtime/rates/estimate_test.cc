@@ -15,7 +15,7 @@ namespace prefixd::testing {
 namespace {
 
 constexpr std::chrono::milliseconds kReadDelay{4};
-constexpr uint32_t kTokens = 300;
+constexpr uint32_t kReadTokens = 300;
 
 // Each batch of reads begins late.
 class LateReads final : public storage::IoEngine {
@@ -56,7 +56,7 @@ class EstimateTest : public RuntimeTest {
 
   void PutAndOpenCold(const char* test) {
     Open();
-    prompt_ = MakePrompt(spec_.geometry, kTokens, Seed(test));
+    prompt_ = MakePrompt(spec_.geometry, kReadTokens, Seed(test));
     prefix_ = PutReady(prompt_);
     OpenCold();
   }
@@ -88,11 +88,11 @@ class EstimateTest : public RuntimeTest {
     const auto session = AttachFull();
     ASSERT_NE(session, nullptr);
     for (uint32_t layer = 0; layer < layers; ++layer) {
-      const size_t bytes = prompt_.K(layer, 0, kTokens).size();
+      const size_t bytes = prompt_.K(layer, 0, kReadTokens).size();
       std::vector<std::byte> k(bytes), v(bytes);
       LayerSlice slice;
       slice.layer = layer;
-      slice.tokens = {0, kTokens};
+      slice.tokens = {0, kReadTokens};
       slice.order = KvOrder::kTokenMajor;
       ASSERT_OK(session->ReadLayer(slice, k, v));
     }
@@ -106,15 +106,15 @@ class EstimateTest : public RuntimeTest {
     auto put = store_->BeginPut(spec);
     ASSERT_OK(put);
     for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
-      ASSERT_OK((*put)->Write(layer, 0, kTokens, prompt_.K(layer, 0, kTokens),
-                              prompt_.V(layer, 0, kTokens)));
+      ASSERT_OK((*put)->Write(layer, 0, kReadTokens, prompt_.K(layer, 0, kReadTokens),
+                              prompt_.V(layer, 0, kReadTokens)));
     }
     ASSERT_OK((*put)->Commit());
   }
 
   uint64_t AllBytes() const {
     const KvGeometry& g = spec_.geometry;
-    return uint64_t{kTokens} * g.n_layers * g.n_kv_heads * g.row(0).bytes();
+    return uint64_t{kReadTokens} * g.n_layers * g.n_kv_heads * g.row(0).bytes();
   }
 
   SyntheticPrompt prompt_;
@@ -124,7 +124,7 @@ class EstimateTest : public RuntimeTest {
 TEST_F(EstimateTest, UnknownStaysUnknown) {
   PutAndOpenCold("UnknownStaysUnknown");
   ReuseEstimate e = Match();
-  EXPECT_EQ(e.tokens, kTokens);
+  EXPECT_EQ(e.tokens, kReadTokens);
   EXPECT_EQ(e.memory_bytes, 0u);
   EXPECT_EQ(e.disk_bytes, AllBytes());
   EXPECT_EQ(e.restore, TimeEstimate());
@@ -134,7 +134,7 @@ TEST_F(EstimateTest, UnknownStaysUnknown) {
   EXPECT_EQ(e.advice, ReuseAdvice::kUnknown);
   // What is given alone is compared with nothing, however fast.
   e = Match({1e12});
-  EXPECT_EQ(e.recompute, (TimeEstimate{kTokens / 1e12, EstimateSource::kGiven}));
+  EXPECT_EQ(e.recompute, (TimeEstimate{kReadTokens / 1e12, EstimateSource::kGiven}));
   EXPECT_EQ(e.advice, ReuseAdvice::kUnknown);
   // Nor is a match of nothing.
   prompt_.tokens[0] += 1;
@@ -161,7 +161,7 @@ TEST_F(EstimateTest, TheAdviceFlipsWhereTheArithmeticSays) {
   const std::chrono::duration<double> waited = kReadDelay * spec_.geometry.n_layers;
   EXPECT_GE(alone.restore.seconds, waited.count());
   EXPECT_EQ(alone.advice, ReuseAdvice::kUnknown);
-  const double even = kTokens / alone.restore.seconds;
+  const double even = kReadTokens / alone.restore.seconds;
   EXPECT_EQ(Match({even * 1.01}).advice, ReuseAdvice::kRecompute);
   EXPECT_EQ(Match({even * 0.99}).advice, ReuseAdvice::kRestore);
   const auto stats = store_->Stats();
@@ -176,13 +176,13 @@ TEST_F(EstimateTest, TheAdviceFlipsWhereTheArithmeticSays) {
   EXPECT_EQ(rest.disk_bytes, AllBytes() / 3);
   EXPECT_DOUBLE_EQ(rest.recompute.seconds, 100 / even);
   EXPECT_LT(rest.restore.seconds, alone.restore.seconds);
-  EXPECT_EQ(Match({even, kTokens + 5, 0}), ReuseEstimate());
+  EXPECT_EQ(Match({even, kReadTokens + 5, 0}), ReuseEstimate());
 
   // An attach says the same, without the time that opening takes.
   ReuseEstimate attached = AttachFull()->info().estimate;
   ASSERT_EQ(attached.restore.source, EstimateSource::kMeasured);
   EXPECT_LT(attached.restore.seconds, alone.restore.seconds);
-  const double even_attached = kTokens / attached.restore.seconds;
+  const double even_attached = kReadTokens / attached.restore.seconds;
   EXPECT_EQ(AttachFull({even_attached * 1.01})->info().estimate.advice, ReuseAdvice::kRecompute);
   EXPECT_EQ(AttachFull({even_attached * 0.99})->info().estimate.advice, ReuseAdvice::kRestore);
   // So does an explanation.
@@ -223,16 +223,16 @@ TEST_F(EstimateTest, BeginsWithWhatTheLastProcessMeasured) {
 
 TEST_F(EstimateTest, PrefillIsLearntOfPutsThatStreamIt) {
   Open();
-  prompt_ = MakePrompt(spec_.geometry, kTokens, Seed("PrefillIsLearntOfPutsThatStreamIt"));
+  prompt_ = MakePrompt(spec_.geometry, kReadTokens, Seed("PrefillIsLearntOfPutsThatStreamIt"));
   PutStreaming({}, "buffered");
   PutStreaming(0, "streaming");
-  PutStreaming(kTokens, "cached");  // the engine had all rows already
+  PutStreaming(kReadTokens, "cached");  // the engine had all rows already
   EXPECT_EQ(Match({}, "buffered").recompute, TimeEstimate());
   EXPECT_EQ(Match({}, "cached").recompute, TimeEstimate());
   const ReuseEstimate learnt = Match({}, "streaming");
   EXPECT_EQ(learnt.recompute.source, EstimateSource::kLearnt);
   EXPECT_GT(learnt.recompute.seconds, 0);
-  EXPECT_DOUBLE_EQ(learnt.recompute.seconds, kTokens / learnt.prefill_tokens_per_second);
+  EXPECT_DOUBLE_EQ(learnt.recompute.seconds, kReadTokens / learnt.prefill_tokens_per_second);
   EXPECT_EQ(Match({5}, "streaming").recompute, (TimeEstimate{60, EstimateSource::kGiven}));
 }
 
@@ -249,8 +249,9 @@ TEST_F(EstimateTest, RetrievingIsNotLearntOfStepsOverManyOwnTokens) {
   constexpr uint32_t kMany = 100;
   ASSERT_OK(session->Append(0, kMany, prompt_.K(0, 0, kMany), prompt_.V(0, 0, kMany)));
   const auto step = [&] {
-    return session->StepAppend(0, prompt_.Q(0, kTokens - 1, 1), prompt_.K(0, kTokens - 1, 1),
-                               prompt_.V(0, kTokens - 1, 1), y, lse, nullptr);
+    return session->StepAppend(0, prompt_.Q(0, kReadTokens - 1, 1),
+                               prompt_.K(0, kReadTokens - 1, 1), prompt_.V(0, kReadTokens - 1, 1),
+                               y, lse, nullptr);
   };
   ASSERT_OK(step());
   EXPECT_EQ(Match().retrieve, TimeEstimate());
@@ -272,8 +273,8 @@ TEST_F(EstimateTest, RestoringIsNotLearntOfWhatMovesRead) {
   ASSERT_OK(session);
   for (uint64_t moves = 1; moves <= 2; ++moves) {
     for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
-      ASSERT_OK((*session)->Append(layer, kTokens, prompt_.K(layer, 0, kTokens),
-                                   prompt_.V(layer, 0, kTokens)));
+      ASSERT_OK((*session)->Append(layer, kReadTokens, prompt_.K(layer, 0, kReadTokens),
+                                   prompt_.V(layer, 0, kReadTokens)));
     }
     for (int i = 0; i < 20'000 && store_->Stats()->own_moves < moves; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -295,7 +296,7 @@ TEST_F(EstimateTest, RetrievingIsLearntOfTheTenantsSteps) {
   ASSERT_NE(session, nullptr);
   EXPECT_EQ(session->info().estimate.retrieve, TimeEstimate());
   for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
-    Step(*session, layer, prompt_.Q(layer, kTokens - 1, 1));
+    Step(*session, layer, prompt_.Q(layer, kReadTokens - 1, 1));
   }
   const ReuseEstimate known = Match();
   ASSERT_EQ(known.retrieve.source, EstimateSource::kMeasured);

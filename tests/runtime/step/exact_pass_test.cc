@@ -110,8 +110,8 @@ TEST_F(ExactPassTest, ACutPassReturnsTheSameBits) {
 TEST_F(ExactPassTest, TenantsBesideOneAnotherGetWhatTheyGetAlone) {
   const uint64_t seed = Seed("ExactPassTest.TenantsBesideOneAnotherGetWhatTheyGetAlone");
   Open();
-  constexpr uint32_t kTokens = 3000, kQueries = 200;
-  const auto prompt = MakePrompt(spec_.geometry, kTokens, seed);
+  constexpr uint32_t kPromptTokens = 3000, kQueries = 200;
+  const auto prompt = MakePrompt(spec_.geometry, kPromptTokens, seed);
   const std::vector<std::string> tenants = {"a", "b", "c"};
   std::vector<std::shared_ptr<Session>> sessions;
   for (const std::string& tenant : tenants) {
@@ -125,7 +125,7 @@ TEST_F(ExactPassTest, TenantsBesideOneAnotherGetWhatTheyGetAlone) {
   const auto ask = [&](size_t t) {
     const uint32_t n = t == 0 ? kQueries : 1;
     std::vector<float> answer(n * 64), lse(n * 4);
-    const auto q = prompt.Q(0, kTokens - n, n);
+    const auto q = prompt.Q(0, kPromptTokens - n, n);
     const Status status = t == 0 ? sessions[t]->AttendExact(0, n, q, answer, lse)
                                  : sessions[t]->Step(0, {}, q, answer, lse, nullptr);
     EXPECT_TRUE(status.ok()) << status.error().ToString();

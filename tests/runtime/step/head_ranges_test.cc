@@ -12,7 +12,7 @@
 namespace prefixd::testing {
 namespace {
 
-constexpr uint32_t kTokens = 3000, kLayers = 2, kKvHeads = 5, kGroup = 2, kDim = 16;
+constexpr uint32_t kSplitTokens = 3000, kLayers = 2, kKvHeads = 5, kGroup = 2, kDim = 16;
 
 // What a step is charged, but for times and for what caches and other steps of a search saved.
 auto Charges(const Ledger& l) {
@@ -31,7 +31,7 @@ class HeadRanges : public RuntimeTest {
 
   void PutIt(uint64_t seed) {
     Open();
-    prompt_ = MakePrompt(spec_.geometry, kTokens, seed);
+    prompt_ = MakePrompt(spec_.geometry, kSplitTokens, seed);
     ASSERT_NE(PutReady(prompt_), "");
   }
 
@@ -127,7 +127,7 @@ TEST_F(HeadRanges, GetWhatAStepOfAllHeadsGets) {
   std::set<uint32_t> moved;  // budgets that were adaptive
   for (uint32_t step = 0; step < 12; ++step) {
     // Alike queries in a row, so that steps share sets.
-    const uint32_t token = kTokens - 1 - step / 3;
+    const uint32_t token = kSplitTokens - 1 - step / 3;
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       const auto q = prompt_.Q(layer, token, 1);
       std::vector<Answer> want(policies.size()), got(policies.size());
@@ -193,7 +193,7 @@ TEST_F(HeadRanges, OfTwoRanksAreChargedAsOneWhole) {
   const std::vector<HeadRange> halves = {{0, 2}, {2, 0}};
   const uint64_t before = store_->Stats()->steps;
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
-    const auto q = prompt_.Q(layer, kTokens - 1, 1);
+    const auto q = prompt_.Q(layer, kSplitTokens - 1, 1);
     Answer all, half;
     Piece one{{}, &all, {}};
     StepRequest request = one.Request(whole.get(), layer, q);
@@ -245,7 +245,7 @@ TEST_F(HeadRanges, AttendExactlyAsAllHeadsDo) {
   const auto session = Attach(prompt_, {});
   ASSERT_TRUE(session);
   constexpr uint32_t n = 7;
-  const auto q = prompt_.Q(1, kTokens - n, n);
+  const auto q = prompt_.Q(1, kSplitTokens - n, n);
   std::vector<float> y(n * kKvHeads * kGroup * kDim), lse(n * kKvHeads * kGroup);
   ASSERT_OK(session->AttendExact(1, n, q, y, lse));
   for (const HeadRange range : Pieces(rng)) {
