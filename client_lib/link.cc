@@ -15,15 +15,21 @@ constexpr auto kLongestPause = std::chrono::milliseconds(100);
 
 Result<std::shared_ptr<Connection>> Link::Live(bool look) {
   PREFIXD_TRY(CheckProcess());  // before a lock that the parent may have held
+  const auto asked = Clock::now();
   PREFIXD_ASSIGN(const CallLock lock, CallLock::Take(mutex_));
   if (connection_ && look) connection_->NoticeEnd();
   if (connection_ && connection_->alive()) {
     away_since_.reset();
     return connection_;
   }
+  // Threads that miss a silent daemon would else wait for it one after another.
+  if (failure_ && failure_->when >= asked) return failure_->error;
   if (connection_ && !away_since_) away_since_ = Clock::now();
   auto opened = OpenUntil(options_, connection_ ? PatientUntil() : Clock::now());
   Found(opened);
+  // A call whose own time ran out says nothing for those that wait.
+  failure_.reset();
+  if (!opened.ok() && CheckCall().ok()) failure_ = {opened.error(), Clock::now()};
   PREFIXD_ASSIGN(connection_, std::move(opened));
   return connection_;
 }

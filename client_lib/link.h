@@ -25,7 +25,7 @@ class Link {
 
   // Returns the connection; opens another one when it is broken. While no daemon answers, waits for
   // one until ConnectOptions::reconnect_ms after the first call that missed it; the first
-  // connection of all is tried once.
+  // connection of all is tried once. Calls that come meanwhile share the attempt, and its failure.
   Result<std::shared_ptr<Connection>> Live() { return Live(/*look=*/false); }
   // The same for a call that is not repeated, and so must not be sent over a connection whose end
   // nobody has noticed yet.
@@ -87,6 +87,11 @@ class Link {
   mutable CallMutex mutex_;  // held while a connection is opened, so that one is
   std::shared_ptr<Connection> connection_;
   std::optional<Clock::time_point> away_since_;  // when Live missed the daemon
+  struct Failure {
+    Error error;
+    Clock::time_point when;
+  };
+  std::optional<Failure> failure_;  // of Live's last attempt
 };
 
 }  // namespace prefixd
