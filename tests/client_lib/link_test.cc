@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/expect_ok.h"
 #include "tests/support/files.h"
 #include "tests/support/test.h"
 
