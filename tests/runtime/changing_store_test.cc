@@ -1,6 +1,7 @@
 // Tests what a store says while what is stored changes between two looks at it, and lists whose
 // entries are large.
 #include <atomic>
+#include <memory>
 
 #include "runtime/store/store_lists.h"
 #include "tests/runtime/runtime_fixture.h"
@@ -33,7 +34,9 @@ class ChangingStoreTest : public RuntimeTest {
     ASSERT_OK(store_->RegisterModel(spec_));
   }
 
-  WatchedStore* watched_ = nullptr;  // owned by the store
+  // Owned by the store, whose own threads may call what is set here until the test has ended: that
+  // has what it uses by value.
+  WatchedStore* watched_ = nullptr;
 };
 
 // A segment that was compacted once has no name; when it is compacted again, between the match and
@@ -60,10 +63,10 @@ TEST_F(ChangingStoreTest, AttachFollowsAPrefixThatIsCompactedMeanwhile) {
   auto& storage = watched_->inner();
   const auto once = storage.Compact(*SegmentId::Parse(ids[2]), 1000);
   ASSERT_OK(once);
-  std::atomic<int> compacted{0};
-  watched_->behind_get = [&](const SegmentId& id) {
-    if (id != *once || compacted.exchange(1) != 0) return;
-    const auto twice = storage.Compact(*once, 1000);
+  const auto compacted = std::make_shared<std::atomic<int>>(0);
+  watched_->behind_get = [&storage, once = *once, compacted](const SegmentId& id) {
+    if (id != once || compacted->exchange(1) != 0) return;
+    const auto twice = storage.Compact(once, 1000);
     EXPECT_OK(twice);
   };
   watched_->watching = true;
@@ -71,7 +74,7 @@ TEST_F(ChangingStoreTest, AttachFollowsAPrefixThatIsCompactedMeanwhile) {
   full.mode = StepMode::kFull;
   const auto session = store_->Attach({spec_.name, "", whole.tokens, "", 0, full});
   ASSERT_OK(session);
-  EXPECT_EQ(compacted, 1);
+  EXPECT_EQ(*compacted, 1);
   EXPECT_EQ((*session)->info().n_tokens, 300u);
   ExpectSuffix(**session, whole, 1, 296, 4);
 }
@@ -81,7 +84,7 @@ TEST_F(ChangingStoreTest, AttachToAPrefixThatIsRemovedMeanwhileFindsNone) {
   OpenWatched();
   const auto prompt = MakePrompt(spec_.geometry, 100, Seed("ChangingStore") + 1);
   const std::string id = PutReady(prompt);
-  watched_->behind_get = [&](const SegmentId& asked) {
+  watched_->behind_get = [this, id](const SegmentId& asked) {
     if (asked.ToString() != id || !watched_->watching.exchange(false)) return;
     EXPECT_OK(watched_->inner().Remove(asked));
   };
@@ -102,7 +105,7 @@ TEST_F(ChangingStoreTest, PagesOfPrefixesEndByTheirBytes) {
     infos[i].model = spec_.name;
     infos[i].label.assign(8192, 'x');
   }
-  watched_->list = [&](const storage::PrefixesAfter& after) {
+  watched_->list = [infos](const storage::PrefixesAfter& after) {
     std::vector<storage::PrefixInfo> page;
     for (const storage::PrefixInfo& info : infos) {
       if (page.size() == after.limit) break;
