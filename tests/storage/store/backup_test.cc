@@ -366,7 +366,8 @@ TEST(BackupProcess, DISABLED_IsKilled) {
 // Starts that process and returns what waitpid tells of it.
 int RunKilledBackup(const fs::path& from, const fs::path& to, const char* point, int nth) {
   const std::string program = fs::read_symlink("/proc/self/exe");
-  ::unsetenv("GTEST_TOTAL_SHARDS");  // the process runs its one test whatever part this one runs
+  // The process runs its one test whatever part of them this one runs.
+  for (const char* part : {"GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) ::unsetenv(part);
   ::setenv("PREFIXD_TEST_SNAPSHOT", from.c_str(), 1);
   ::setenv("PREFIXD_TEST_BACKUP", to.c_str(), 1);
   ::setenv("PREFIXD_TEST_KILL_AT", point, 1);
