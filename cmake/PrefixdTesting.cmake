@@ -97,8 +97,9 @@ endfunction()
 
 # Most tests of stores hold for encrypted ones, too. prefixd_test_with_key(NAME [SHARDS n]
 # [EXCEPT patterns...]) runs the tests of a program once more with a key; EXCEPT: those that cannot
-# hold with one. They have the label "encryption" alone: sanitizers run their code without a key. Their stores lie in
-# memory, which takes a fifth of the time: the disk's part is tested without a key.
+# hold with one. They have the label "encryption" alone: sanitizers run their code without a key.
+# Their stores lie in memory, which takes a fifth of the time: the disk's part is tested without a
+# key.
 set(PREFIXD_TEST_KEY_FILE ${CMAKE_BINARY_DIR}/tests/store.key)
 string(REPEAT "5c" 32 key)
 file(WRITE ${PREFIXD_TEST_KEY_FILE} "${key}\n")
