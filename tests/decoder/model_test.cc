@@ -4,6 +4,7 @@
 #include <random>
 
 #include "decoder/attention/local_attention.h"
+#include "tests/decoder/max_difference.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/seed.h"
 #include "tests/support/test.h"
@@ -11,18 +12,13 @@
 namespace prefixd::decoder {
 namespace {
 
+using testing::MaxDifference;
 using testing::TinyModel;
 
 std::vector<uint32_t> RandomTokens(std::mt19937_64& random, size_t n) {
   std::vector<uint32_t> tokens(n);
   for (uint32_t& token : tokens) token = uint32_t(random() % 264);
   return tokens;
-}
-
-double MaxDifference(std::span<const float> a, std::span<const float> b) {
-  double max = a.size() == b.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < a.size(); ++i) max = std::max(max, std::abs(double{a[i]} - b[i]));
-  return max;
 }
 
 // One call, chunks of several sizes, and token by token must give the same logits.

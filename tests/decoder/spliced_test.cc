@@ -8,6 +8,7 @@
 #include "decoder/attention/put_attention.h"
 #include "decoder/attention/spliced_attention.h"
 #include "decoder/model/generate.h"
+#include "tests/decoder/max_difference.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/files.h"
 #include "tests/support/seed.h"
@@ -17,15 +18,10 @@ namespace prefixd::decoder {
 namespace {
 
 using prefixd::testing::TempDir;
+using testing::MaxDifference;
 using testing::TinyModel;
 
 constexpr uint32_t kVocab = 264, kPrompt = 230;
-
-double LargestDifference(std::span<const float> a, std::span<const float> b) {
-  double max = 0;
-  for (size_t i = 0; i < a.size(); ++i) max = std::max(max, std::abs(double{a[i]} - b[i]));
-  return max;
-}
 
 template <typename T>
 T Take(Result<T> result) {
@@ -110,7 +106,7 @@ TEST_P(SplicedTest, FullAttentionIsTheSame) {
   for (const BlockMode mode : {BlockMode::kExact, BlockMode::kStep}) {
     SplicedAttention spliced(Attach(Policy(StepMode::kFull)), mode);
     EXPECT_EQ(spliced.position(), kPrompt);
-    EXPECT_LT(LargestDifference(Ask(spliced), truth), 1e-3);
+    EXPECT_LT(MaxDifference(Ask(spliced), truth), 1e-3);
     EXPECT_EQ(spliced.step_ledger().steps > 0, mode == BlockMode::kStep);
   }
 }
@@ -139,9 +135,9 @@ TEST_P(SplicedTest, RetrievingEverythingIsFullAndAnchorsAreNot) {
   StepPolicy everything = Policy(StepMode::kRetrieve);
   everything.k = kPrompt;
   SplicedAttention all(Attach(everything), BlockMode::kStep);
-  EXPECT_LT(LargestDifference(Ask(all), truth), 1e-3);
+  EXPECT_LT(MaxDifference(Ask(all), truth), 1e-3);
   SplicedAttention anchors(Attach(Policy(StepMode::kAnchors)), BlockMode::kStep);
-  EXPECT_GT(LargestDifference(Ask(anchors), truth), 1e-2);
+  EXPECT_GT(MaxDifference(Ask(anchors), truth), 1e-2);
 }
 
 TEST_P(SplicedTest, PuttingACacheStoresTheSameRows) {
