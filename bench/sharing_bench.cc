@@ -35,7 +35,10 @@ Status Run(const Options& options) {
   for (const double similarity : {0.9, 0.8, 0.6}) {
     settings.push_back({1, similarity, 1, true}), settings.push_back({16, similarity, 1, true});
   }
-  PREFIXD_ASSIGN(const auto results, MeasureSharing(trace, options.fraction, settings));
+  const auto progress = [](size_t done, size_t all) {
+    std::fprintf(stderr, "\r  head %zu of %zu%s", done, all, done == all ? "\n" : "");
+  };
+  PREFIXD_ASSIGN(const auto results, MeasureSharing(trace, options.fraction, settings, progress));
 
   std::printf("real decode, %u tokens, %zu heads, K = %g%% of the mid region\n", trace.n_tokens,
               trace.heads.size(), 100 * options.fraction);

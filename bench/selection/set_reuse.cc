@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <utility>
 
 #include "attention/step/step.h"
 #include "bench/prompts/head_trace.h"
@@ -54,13 +54,15 @@ std::vector<Step> StepsOf(const HeadTrace& head, uint32_t k) {
 void AddReuse(std::span<const Step> steps, ReuseResult& sum) {
   for (size_t s = 1; s < steps.size(); ++s) {
     const size_t first = sum.steps == 0 || sum.steps > s ? 0 : s - sum.steps;
-    std::set<uint32_t> earlier;
-    for (size_t e = first; e < s; ++e) earlier.insert(steps[e].set.begin(), steps[e].set.end());
-    const auto& set = steps[s].set;
-    const double k = double(set.size());
-    sum.found +=
-        double(std::ranges::count_if(set, [&](uint32_t id) { return earlier.contains(id); })) / k;
-    sum.held += double(earlier.size()) / k;
+    std::vector<char> earlier(steps[s].probability.size());  // by token: whether it was retrieved
+    size_t held = 0, found = 0;
+    for (size_t e = first; e < s; ++e) {
+      for (const uint32_t id : steps[e].set) held += !std::exchange(earlier[id], 1);
+    }
+    for (const uint32_t id : steps[s].set) found += earlier[id];
+    const double k = double(steps[s].set.size());
+    sum.found += double(found) / k;
+    sum.held += double(held) / k;
   }
 }
 

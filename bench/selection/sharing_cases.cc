@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "attention/estimators/moments.h"
 #include "attention/step/step.h"
@@ -34,42 +35,80 @@ class SharingHead {
     moment_.Add(rows_.Sub(mid_.begin, mid_.size()));
   }
 
-  Result<std::vector<double>> Measure(const StepPolicy::Sharing& sharing, uint32_t k,
-                                      SharingResult& sum) const {
-    SharedSets sets(sharing, std::vector<uint32_t>{head_.group});
-    std::vector<double> masses;
+  // Adds every step to each of the results; one without sharing comes first.
+  Status Measure(uint32_t k, double search_bytes, std::span<SharingResult> results) const {
+    std::vector<std::unique_ptr<SharedSets>> sets;
+    for (const SharingResult& r : results) {
+      sets.push_back(std::make_unique<SharedSets>(r.sharing, std::vector<uint32_t>{head_.group}));
+    }
     for (size_t s = 0; s < head_.n_steps(); ++s) {
-      const auto q = head_.step(s);
-      std::vector<float> scores(size_t{head_.group} * mid_.size());
-      Scores(q, head_.group, head_.layer, rows_.Sub(mid_.begin, mid_.size()), scores);
-      const SharedSet shared = sharing.on() ? sets.Find(0, q) : nullptr;
-      std::vector<uint32_t> ids;
-      std::vector<Cut> cuts;
-      if (shared) {
-        ids = shared->ids;
-        cuts = CutsFromOffsets(shared->offsets, ScoresOf(scores, ids));
-      } else {
-        const GroupRanking ranking = RankByGroupMax(scores, head_.group, mid_.size(), k);
-        for (uint32_t i = 0; i < k; ++i) ids.push_back(mid_.begin + ranking.best[i]);
-        cuts = ranking.Cuts(k);
-        const std::vector<uint32_t> best(ids.begin(), ids.begin() + k / 3);
-        std::sort(ids.begin(), ids.end());
-        sets.Keep(0, q,
-                  {Dilated(ids, best, sharing.dilation, mid_),
-                   MakeCutOffsets(cuts, ScoresOf(scores, ids))});
-        sum.rho += 1;
-      }
-      sum.tokens += double(ids.size()) / k;
-      masses.push_back(Mass(scores, ids));
-      for (const bool complete : {false, true}) {
-        PREFIXD_ASSIGN(const double error, Error(q, ids, cuts, complete));
-        (complete ? sum.error : sum.dropped_error) += error;
+      PREFIXD_ASSIGN(const Step step, Look(head_.step(s), k));
+      double topk = 0;
+      for (size_t i = 0; i < results.size(); ++i) {
+        PREFIXD_ASSIGN(const double mass, Add(step, search_bytes, *sets[i], results[i]));
+        if (i == 0) topk = mass;
+        results[i].mass_loss += topk - mass;
       }
     }
-    return masses;
+    return {};
   }
 
  private:
+  // What all settings compare a step with.
+  struct Step {
+    std::span<const float> q;
+    std::vector<float> scores;     // [G][mid]
+    std::vector<double> log_mass;  // [G] log-sum-exp of the scores
+    std::vector<float> exact;      // [G][value_dim] the output of full attention
+    std::vector<uint32_t> topk;    // best first
+    std::vector<Cut> cuts;         // of topk
+  };
+
+  Result<Step> Look(std::span<const float> q, uint32_t k) const {
+    Step step;
+    step.q = q;
+    step.scores.resize(size_t{head_.group} * mid_.size());
+    Scores(q, head_.group, head_.layer, rows_.Sub(mid_.begin, mid_.size()), step.scores);
+    const GroupRanking ranking = RankByGroupMax(step.scores, head_.group, mid_.size(), k);
+    for (uint32_t i = 0; i < k; ++i) step.topk.push_back(mid_.begin + ranking.best[i]);
+    step.cuts = ranking.Cuts(k);
+    step.log_mass.assign(ranking.lse.begin(), ranking.lse.end());
+    step.exact.resize(size_t{head_.group} * row_.value_dim);
+    std::vector<float> lse(head_.group);
+    PREFIXD_TRY(ExactAttention(q, head_.group, head_.layer, rows_, step.exact, lse));
+    return step;
+  }
+
+  // Adds what `sum`'s setting reads in the step and its errors; returns the mass that it reads.
+  Result<double> Add(const Step& step, double search_bytes, SharedSets& sets,
+                     SharingResult& sum) const {
+    const SharedSet shared = sum.sharing.on() ? sets.Find(0, step.q) : nullptr;
+    std::vector<uint32_t> ids;
+    std::vector<Cut> cuts;
+    if (shared) {
+      ids = shared->ids;
+      cuts = CutsFromOffsets(shared->offsets, ScoresOf(step.scores, ids));
+    } else {
+      ids = step.topk;
+      cuts = step.cuts;
+      const std::vector<uint32_t> best(ids.begin(), ids.begin() + ids.size() / 3);
+      std::sort(ids.begin(), ids.end());
+      sets.Keep(0, step.q,
+                {Dilated(ids, best, sum.sharing.dilation, mid_),
+                 MakeCutOffsets(cuts, ScoresOf(step.scores, ids))});
+      sum.rho += 1;
+      sum.scan_bytes += search_bytes;
+    }
+    sum.tokens += double(ids.size()) / step.topk.size();
+    for (const bool complete : {false, true}) {
+      PREFIXD_ASSIGN(const double error, Error(step, ids, cuts, complete));
+      (complete ? sum.error : sum.dropped_error) += error;
+    }
+    const double mass = Mass(step, ids);
+    sum.mass += mass;
+    return mass;
+  }
+
   // Returns the scores of `ids` alone, [G][ids.size()].
   std::vector<float> ScoresOf(std::span<const float> scores, std::span<const uint32_t> ids) const {
     std::vector<float> out;
@@ -79,25 +118,24 @@ class SharingHead {
     return out;
   }
   // Returns the mass of `ids`, mean over the group.
-  double Mass(std::span<const float> scores, std::span<const uint32_t> ids) const {
+  double Mass(const Step& step, std::span<const uint32_t> ids) const {
     double mean = 0;
     for (uint32_t g = 0; g < head_.group; ++g) {
-      const auto row = scores.subspan(size_t{g} * mid_.size(), mid_.size());
-      const float top = *std::max_element(row.begin(), row.end());
-      double all = 0, read = 0;
-      for (const float score : row) all += std::exp(double{score} - top);
-      for (const uint32_t id : ids) read += std::exp(double{row[id - mid_.begin]} - top);
-      mean += read / all / head_.group;
+      const float* row = step.scores.data() + size_t{g} * mid_.size();
+      for (const uint32_t id : ids) {
+        mean += std::exp(double{row[id - mid_.begin]} - step.log_mass[g]) / head_.group;
+      }
     }
     return mean;
   }
 
-  Result<double> Error(std::span<const float> q, std::span<const uint32_t> ids,
-                       std::span<const Cut> cuts, bool complete) const {
+  // Returns the relative l1 error of the output, mean over the group.
+  Result<double> Error(const Step& step, std::span<const uint32_t> ids, std::span<const Cut> cuts,
+                       bool complete) const {
     std::vector<RowRef> refs;
     for (const uint32_t id : ids) refs.push_back({rows_.key(id), rows_.value(id)});
     GroupStepInput in;
-    in.queries = q;
+    in.queries = step.q;
     in.group = head_.group;
     in.layer = head_.layer;
     in.sinks = rows_.Sub(0, mid_.begin);
@@ -107,15 +145,14 @@ class SharingHead {
     in.mid_count = mid_.size();
     if (complete) in.estimator = EstimatorKind::kMoment, in.moment = &moment_;
     const size_t n = size_t{head_.group} * row_.value_dim;
-    std::vector<float> y(n), lse(head_.group), rho(head_.group), want(n);
+    std::vector<float> y(n), lse(head_.group), rho(head_.group);
     PREFIXD_TRY(GroupStep(in, {y, lse, rho}));
-    PREFIXD_TRY(ExactAttention(q, head_.group, head_.layer, rows_, want, lse));
     double mean = 0;
     for (uint32_t g = 0; g < head_.group; ++g) {
       double off = 0, size = 0;
       for (size_t i = g * row_.value_dim; i < (g + 1) * size_t{row_.value_dim}; ++i) {
-        off += std::abs(double{y[i]} - want[i]);
-        size += std::abs(double{want[i]});
+        off += std::abs(double{y[i]} - step.exact[i]);
+        size += std::abs(double{step.exact[i]});
       }
       mean += off / (size + 1e-12) / head_.group;
     }
@@ -148,27 +185,18 @@ Result<double> CodesBytes(const HeadTrace& head, uint32_t k) {
 }  // namespace
 
 Result<std::vector<SharingResult>> MeasureSharing(const RetrievalTrace& trace, double fraction,
-                                                  std::span<const StepPolicy::Sharing> settings) {
+                                                  std::span<const StepPolicy::Sharing> settings,
+                                                  const HeadsDone& progress) {
   const std::vector<HeadTrace> traces = HeadTraces(trace);
   const auto k = static_cast<uint32_t>(std::ceil(fraction * trace.mid.size()));
   std::vector<SharingResult> results(settings.size() + 1);
   for (size_t i = 0; i < settings.size(); ++i) results[i + 1].sharing = settings[i];
   double steps = 0;
   for (size_t h = 0; h < traces.size(); ++h) {
-    const SharingHead head(trace, h, traces[h]);
     PREFIXD_ASSIGN(const double bytes, CodesBytes(traces[h], k));
-    std::vector<double> topk;
-    for (SharingResult& result : results) {
-      const double before = result.rho;
-      PREFIXD_ASSIGN(const auto masses, head.Measure(result.sharing, k, result));
-      if (topk.empty()) topk = masses;
-      for (size_t s = 0; s < masses.size(); ++s) {
-        result.mass += masses[s];
-        result.mass_loss += topk[s] - masses[s];
-      }
-      result.scan_bytes += (result.rho - before) * bytes;
-    }
-    steps += double(topk.size());
+    PREFIXD_TRY(SharingHead(trace, h, traces[h]).Measure(k, bytes, results));
+    steps += double(traces[h].n_steps());
+    if (progress) progress(h + 1, traces.size());
   }
   for (SharingResult& r : results) {
     for (double* sum :

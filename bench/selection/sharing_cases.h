@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -25,9 +26,13 @@ struct SharingResult {
   double scan_bytes = 0;     // codes read per step, as a share of all keys in bf16
 };
 
+using HeadsDone = std::function<void(size_t done, size_t all)>;
+
 // `fraction` is K as a share of the mid region. The first result is Top-K in every step.
+// `progress`, if set, is called after each head.
 Result<std::vector<SharingResult>> MeasureSharing(const RetrievalTrace& trace, double fraction,
-                                                  std::span<const StepPolicy::Sharing> settings);
+                                                  std::span<const StepPolicy::Sharing> settings,
+                                                  const HeadsDone& progress = {});
 
 // Returns the result that loses least mass among those with blocks of at least 16 steps, no sharing
 // across blocks, and retrievals in at most a tenth of the steps. Returns null if there is none.

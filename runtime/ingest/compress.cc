@@ -13,6 +13,7 @@
 #include "attention/step/step.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/policy.h"
+#include "runtime/ingest/redundancy.h"
 #include "runtime/ingest/scorer_file.h"
 #include "runtime/ingest/token_scorer.h"
 #include "runtime/step/estimator_input.h"
@@ -85,13 +86,14 @@ class HeadCompression {
   }
 
  private:
-  // Rows, scores of one query, and what the policy's queries saw.
+  // Rows, scores of one query, what the policy's queries saw, and how alike keys are.
   uint64_t Bytes() const {
     const uint64_t n = in_.prefix.n_tokens();
     const uint64_t queries =
         NeedsQueries(in_.policy) ? (in_.samples->layers[layer_].positions.size() + 1) / 2 : 0;
     return n * (row_.bytes() + 2 * shape_.group_size() * sizeof(float)) +
-           queries * in_.region.size() * sizeof(double);
+           queries * in_.region.size() * sizeof(double) +
+           (in_.policy == RetentionPolicy::kGkv ? RedundancyBytes(n, row_) : 0);
   }
   RowsView Rows(TokenRange tokens) const {
     return {rows_.data() + tokens.begin * row_.bytes(), tokens.size(), row_.bytes(), row_};
@@ -118,7 +120,11 @@ class HeadCompression {
         observed.push_back(Observe(scores, group, positions[s], in_.region));
       }
     }
-    return RetentionScores(in_.policy, in_.region, observed);
+    std::vector<double> of_tokens = RetentionScores(in_.policy, in_.region, observed);
+    if (in_.policy == RetentionPolicy::kGkv) {
+      TakeOffRedundancy(Redundancy(Rows({0, in_.prefix.n_tokens()}), in_.region), of_tokens);
+    }
+    return of_tokens;
   }
 
   void Choose(std::vector<uint32_t>& kept) const {

@@ -11,10 +11,11 @@
 namespace prefixd {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, RetentionPolicy>, 5> kPolicyNames{{
+constexpr std::array<std::pair<std::string_view, RetentionPolicy>, 6> kPolicyNames{{
     {"window", RetentionPolicy::kWindow},
     {"local", RetentionPolicy::kLocal},
     {"snapkv", RetentionPolicy::kSnapKv},
+    {"global", RetentionPolicy::kGlobal},
     {"gkv", RetentionPolicy::kGkv},
     {"kvpop", RetentionPolicy::kKvPop},
 }};
@@ -63,7 +64,7 @@ std::vector<double> Global(TokenRange region, std::span<const ObservedQuery> que
     for (size_t i = 0; i < now.size(); ++i) {
       if (now[i] == kUnseen) continue;
       const double share = largest > 0 ? now[i] / largest : 0;
-      global[i] = global[i] == kUnseen ? share : std::max(kGkvDecay * global[i], share);
+      global[i] = global[i] == kUnseen ? share : std::max(kGlobalDecay * global[i], share);
     }
   }
   return global;
@@ -75,8 +76,9 @@ Result<RetentionPolicy> RetentionPolicyFromName(std::string_view name) {
   for (const auto& [known, policy] : kPolicyNames) {
     if (known == name) return policy;
   }
-  return InvalidArgument("a prefix is compressed by window, local, snapkv, gkv or kvpop, not by '" +
-                         std::string(name) + "'");
+  return InvalidArgument(
+      "a prefix is compressed by window, local, snapkv, global, gkv or kvpop, not by '" +
+      std::string(name) + "'");
 }
 
 ObservedQuery Observe(std::span<const float> scores, uint32_t group, uint32_t position,
@@ -104,7 +106,9 @@ std::vector<double> RetentionScores(RetentionPolicy policy, TokenRange region,
     std::iota(age.begin(), age.end(), 0.0);
     return age;
   }
-  if (policy == RetentionPolicy::kGkv) return Global(region, queries);
+  if (policy == RetentionPolicy::kGlobal || policy == RetentionPolicy::kGkv) {
+    return Global(region, queries);
+  }
   const auto last = queries.last(std::min<size_t>(queries.size(), kObservedQueries));
   std::vector<double> local = MeanAttention(region, last);
   return policy == RetentionPolicy::kSnapKv ? Pooled(local) : local;

@@ -14,7 +14,7 @@
 
 namespace prefixd {
 
-enum class RetentionPolicy : uint8_t { kWindow, kLocal, kSnapKv, kGkv, kKvPop };
+enum class RetentionPolicy : uint8_t { kWindow, kLocal, kSnapKv, kGlobal, kGkv, kKvPop };
 Result<RetentionPolicy> RetentionPolicyFromName(std::string_view name);
 inline bool NeedsQueries(RetentionPolicy policy) {
   return policy != RetentionPolicy::kWindow && policy != RetentionPolicy::kKvPop;
@@ -22,7 +22,7 @@ inline bool NeedsQueries(RetentionPolicy policy) {
 
 inline constexpr uint32_t kObservedQueries = 16;  // of one window
 inline constexpr uint32_t kSnapKvPooling = 5;     // neighbours, the token itself in their middle
-inline constexpr double kGkvDecay = 0.8;          // of the global score from window to window
+inline constexpr double kGlobalDecay = 0.8;       // of the global score from window to window
 
 // What one query attends to: of the group's query heads the largest share of softmax attention,
 // over the tokens that it saw.
@@ -37,8 +37,9 @@ ObservedQuery Observe(std::span<const float> scores, uint32_t group, uint32_t po
                       TokenRange region);
 
 // Returns what tokens of `region` count for, by any policy but kKvPop (token_scorer.h); `queries`
-// by ascending position. A token that no query saw counts more than any other: nothing is known
-// against it, and it is newer than the others.
+// by ascending position. That of kGkv is the global score, of which redundancy.h makes its own. A
+// token that no query saw counts more than any other: nothing is known against it, and it is newer
+// than the others.
 std::vector<double> RetentionScores(RetentionPolicy policy, TokenRange region,
                                     std::span<const ObservedQuery> queries);
 

@@ -2,11 +2,13 @@
 // tokens with rows are retrieved and all others are in the remainder.
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "attention/step/step.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/compress.h"
+#include "runtime/ingest/redundancy.h"
 #include "runtime/ingest/retention.h"
 #include "tensors/feature_map_file.h"
 #include "tests/runtime/ingest/scorers_file.h"
@@ -295,7 +297,7 @@ TEST_F(CompressTest, PoliciesThatNeedQueriesAreRefusedWithoutThem) {
   Open();
   const std::string id = PutReady(MakePrompt(spec_.geometry, kTokens, 9), /*queries=*/false);
   CompressSpec spec;
-  for (const char* policy : {"gkv", "snapkv", "local"}) {
+  for (const char* policy : {"gkv", "global", "snapkv", "local"}) {
     spec.policy = policy;
     EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kFailedPrecondition);
   }
@@ -355,6 +357,46 @@ TEST_F(CompressTest, ScorersRankTokensWithoutQueries) {
     ASSERT_OK(session->Detach());
     ASSERT_OK(store_->Remove(id));
   }
+}
+
+TEST_F(CompressTest, GkvLeavesOutDoublesThatTheGlobalScoreKeeps) {
+  const uint64_t seed = Seed("GkvLeavesOutDoublesThatTheGlobalScoreKeeps");
+  Open();
+  const auto prompt = MakePrompt(spec_.geometry, kTokens, seed);
+  const TokenRange mid = Partition::Of(kTokens, options_.anchors).mid;
+  std::map<std::string, std::vector<std::vector<uint32_t>>> kept;
+  for (const char* policy : {"global", "gkv"}) {
+    const std::string id = PutReady(prompt);
+    EXPECT_TRUE(Compressed(id, {.policy = policy}).compressed);
+    const auto session = AttachTo(id, StepPolicy{.k = 10});
+    ASSERT_TRUE(session);
+    for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
+      for (uint32_t h = 0; h < spec_.geometry.n_kv_heads; ++h) {
+        kept[policy].push_back(Kept(*session, layer, h));
+        EXPECT_EQ(kept[policy].back().size(), mid.size() / 4);
+      }
+    }
+    ASSERT_OK(session->Detach());
+    ASSERT_OK(store_->Remove(id));
+  }
+  // What one keeps and the other does not is less redundant under gkv, in every head where they
+  // differ.
+  size_t differ = 0, head = 0;
+  for (uint32_t layer = 0; layer < spec_.geometry.n_layers; ++layer) {
+    const RowShape row = spec_.geometry.row(layer);
+    for (uint32_t h = 0; h < spec_.geometry.n_kv_heads; ++h, ++head) {
+      const auto bytes = prompt.Rows(layer, h);
+      const auto r = Redundancy({bytes.data(), kTokens, row.bytes(), row}, mid);
+      const auto &global = kept["global"][head], &gkv = kept["gkv"][head];
+      double of_global = 0, of_gkv = 0;
+      for (const uint32_t t : global) of_global += r[t - mid.begin];
+      for (const uint32_t t : gkv) of_gkv += r[t - mid.begin];
+      if (global == gkv) continue;
+      ++differ;
+      EXPECT_LT(of_gkv, of_global) << layer << " " << h << ", seed " << seed;
+    }
+  }
+  EXPECT_GT(differ, 0u) << seed;
 }
 
 TEST_F(CompressTest, WhatCannotBeMeasuredIsNotCompressedUnderABound) {

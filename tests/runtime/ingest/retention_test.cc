@@ -72,9 +72,9 @@ TEST_F(RetentionTest, LocalIsTheMeanOverTheLastQueries) {
   }
 }
 
-TEST_F(RetentionTest, GkvRemembersTheLargestDecayedShare) {
+TEST_F(RetentionTest, GlobalRemembersTheLargestDecayedShare) {
   Make(2 * kObservedQueries + 5);
-  const auto scores = RetentionScores(RetentionPolicy::kGkv, kRegion, observed_);
+  const auto scores = RetentionScores(RetentionPolicy::kGlobal, kRegion, observed_);
   std::vector<double> want(kRegion.size(), std::nan(""));
   size_t begin = 0;
   for (const size_t end : {size_t{5}, size_t{21}, size_t{37}}) {
@@ -94,7 +94,7 @@ TEST_F(RetentionTest, GkvRemembersTheLargestDecayedShare) {
 TEST_F(RetentionTest, WhatNobodySawStaysBeforeAllElse) {
   Make(3);  // none saw tokens behind 32
   for (const auto policy :
-       {RetentionPolicy::kLocal, RetentionPolicy::kSnapKv, RetentionPolicy::kGkv}) {
+       {RetentionPolicy::kLocal, RetentionPolicy::kSnapKv, RetentionPolicy::kGlobal}) {
     const auto scores = RetentionScores(policy, kRegion, observed_);
     const auto kept = HighestScored(scores, kRegion, 12);
     ASSERT_EQ(kept.size(), 12u);
@@ -110,6 +110,7 @@ TEST_F(RetentionTest, WindowKeepsTheNewest) {
   EXPECT_EQ(HighestScored(scores, kRegion, 100).size(), kRegion.size());
   EXPECT_CODE(RetentionPolicyFromName("h2o"), Code::kInvalidArgument);
   EXPECT_EQ(*RetentionPolicyFromName("gkv"), RetentionPolicy::kGkv);
+  EXPECT_EQ(*RetentionPolicyFromName("global"), RetentionPolicy::kGlobal);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ METHODS |= {
     f"keep{share:g}-{policy}": Method(f"{share:.0%} of the rows kept by {policy}, per-head choice",
                                       {"estimator": "auto", "selector": "exact"}, usual=False,
                                       compress={"keep": share, "policy": policy})
-    for share in (0.5, 0.25, 0.1) for policy in ("window", "local", "snapkv", "gkv", "kvpop")
+    for share in (0.5, 0.25, 0.1) for policy in ("window", "local", "snapkv", "global", "gkv", "kvpop")
 }
 # What a session does that was told nothing: where there are codes it selects by them.
 DEFAULT, DEFAULT_TOPK = "auto-codes", "topk-codes"
