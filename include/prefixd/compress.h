@@ -17,7 +17,7 @@ struct CompressSpec {
   // "window": the newest tokens. By the queries that the put kept: "local" (what the last 16 of
   // them attend to), "snapkv" (the same, pooled over neighbours), "global" (the
   // largest decayed share of attention in any window of 16 queries), "gkv" (that, less what
-  // doubles other keys; compares each key with all others).
+  // doubles other keys; compares each key with all others, or 4,096 of them).
   // "kvpop": what scorers trained for this model make of keys and values.
   std::string policy = "gkv";
   // Of policy kvpop: the file of scorers that `python -m prefixd.retention --train` wrote, on the

@@ -93,7 +93,7 @@ class HeadCompression {
         NeedsQueries(in_.policy) ? (in_.samples->layers[layer_].positions.size() + 1) / 2 : 0;
     return n * (row_.bytes() + 2 * shape_.group_size() * sizeof(float)) +
            queries * in_.region.size() * sizeof(double) +
-           (in_.policy == RetentionPolicy::kGkv ? RedundancyBytes(n, row_) : 0);
+           (in_.policy == RetentionPolicy::kGkv ? RedundancyBytes(in_.region, row_) : 0);
   }
   RowsView Rows(TokenRange tokens) const {
     return {rows_.data() + tokens.begin * row_.bytes(), tokens.size(), row_.bytes(), row_};

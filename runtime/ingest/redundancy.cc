@@ -10,48 +10,59 @@ namespace {
 
 constexpr uint32_t kBlock = 8;  // keys that are compared with all others in one pass
 
+// Reads a key; returns 1 over its length.
+float OverLength(const RowsView& rows, size_t i, std::span<float> key) {
+  ToFloat(rows.shape.dtype, rows.key(i), key);
+  double squares = 0;
+  for (const float x : key) squares += double{x} * x;
+  return static_cast<float>(1 / (std::sqrt(squares) + 1e-8));
+}
+
+double Counted(double cosine) { return cosine > kAlike ? cosine : 0; }
+
 }  // namespace
 
 std::vector<double> Redundancy(const RowsView& rows, TokenRange region) {
   const uint32_t dim = rows.shape.key_dim;
-  const size_t n = rows.count;
-  std::vector<float> over_norm(n), key(dim);
-  for (size_t t = 0; t < n; ++t) {
-    ToFloat(rows.shape.dtype, rows.key(t), key);
-    double squares = 0;
-    for (const float x : key) squares += double{x} * x;
-    over_norm[t] = static_cast<float>(1 / (std::sqrt(squares) + 1e-8));
-  }
+  const size_t n = rows.count, every = (n + kCompared - 1) / kCompared;
   std::vector<double> mean(region.size());
+  if (mean.empty()) return mean;
+  const RowsView met{rows.data, (n + every - 1) / every, rows.stride * every, rows.shape};
+  std::vector<float> key(dim), over_norm(met.count);
+  for (size_t i = 0; i < met.count; ++i) over_norm[i] = OverLength(met, i, key);
   const auto older = static_cast<uint32_t>(
       std::clamp<size_t>(n - std::min<size_t>(n, kRedundantNewest), region.begin, region.end));
-  std::vector<float> block(size_t{kBlock} * dim), scores(kBlock * n);
+  std::vector<float> block(size_t{kBlock} * dim), scores(kBlock * met.count);
   for (uint32_t begin = region.begin; begin < older; begin += kBlock) {
     const uint32_t count = std::min(kBlock, older - begin);
+    double own[kBlock] = {};  // cosines of keys with themselves: 1, or 0 of a key without length
     for (uint32_t i = 0; i < count; ++i) {
       const auto unit = std::span(block).subspan(size_t{i} * dim, dim);
-      ToFloat(rows.shape.dtype, rows.key(begin + i), unit);
-      for (float& x : unit) x *= over_norm[begin + i];
+      const float over = OverLength(rows, begin + i, unit);
+      for (float& x : unit) x *= over, own[i] += double{x} * x;
     }
-    Scores(std::span(block).first(size_t{count} * dim), count, {.scale = 1}, rows,
-           std::span(scores).first(count * n));
+    Scores(std::span(block).first(size_t{count} * dim), count, {.scale = 1}, met,
+           std::span(scores).first(count * met.count));
     for (uint32_t i = 0; i < count; ++i) {
+      const size_t token = begin + i;
       double sum = 0;
-      for (size_t t = 0; t < n; ++t) {
-        const double cosine = double{scores[i * n + t]} * over_norm[t];
-        if (cosine > kAlike) sum += cosine;
+      for (size_t m = 0; m < met.count; ++m) {
+        if (m * every != token) sum += Counted(double{scores[i * met.count + m]} * over_norm[m]);
       }
-      mean[begin - region.begin + i] = sum / double(n);
+      // Those that were met stand for all others.
+      const double others = double(met.count) - (token % every == 0 ? 1 : 0);
+      const double all = others > 0 ? sum / others * double(n - 1) : 0;
+      mean[token - region.begin] = (all + Counted(own[i])) / double(n);
     }
   }
-  const double most = mean.empty() ? 0 : *std::ranges::max_element(mean);
+  const double most = *std::ranges::max_element(mean);
   for (double& m : mean) m = std::exp(m - most);
   return mean;
 }
 
-uint64_t RedundancyBytes(uint64_t rows, const RowShape& shape) {
-  return rows * (kBlock + 1) * sizeof(float) + rows * sizeof(double) +
-         uint64_t{kBlock + 1} * shape.key_dim * sizeof(float);
+uint64_t RedundancyBytes(TokenRange region, const RowShape& shape) {
+  return (kBlock + 1) * (uint64_t{kCompared} + shape.key_dim) * sizeof(float) +
+         region.size() * sizeof(double);
 }
 
 void TakeOffRedundancy(std::span<const double> redundancy, std::span<double> scores) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -81,6 +82,31 @@ TEST(RedundancyTest, EqualsTheFormula) {
         }
       }
     }
+  }
+}
+
+TEST(RedundancyTest, LongPromptsMeetASample) {
+  const uint64_t seed = testing::Seed("RedundancyTest.LongPromptsMeetASample");
+  const uint32_t n = 2 * kCompared + 100;  // every third is met
+  const Keys keys({16, 8, DType::kBf16}, n, seed);
+  const TokenRange region{5000, 5150};
+  const auto got = Redundancy(keys.view(), region);
+  std::vector<double> want;
+  for (uint32_t t = region.begin; t < region.end; ++t) {
+    double sum = 0, met = 0;
+    for (uint32_t other = 0; other < n; other += 3) {
+      if (other == t) continue;
+      const double cosine = keys.Cosine(t, other);
+      if (cosine > kAlike) sum += cosine;
+      ++met;
+    }
+    want.push_back((sum / met * (n - 1) + 1) / n);
+  }
+  const double most = *std::max_element(want.begin(), want.end());
+  const auto full = Expected(keys, region);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NEAR(got[i], std::exp(want[i] - most), 1e-5) << seed;
+    EXPECT_NEAR(got[i], full[i], 0.02) << seed;
   }
 }
 
