@@ -42,7 +42,7 @@ from prefixd.retention.policies import FORESEEN, LEARNT, NAMES, PLAIN, WINDOW
 from prefixd.retention.record import Recorded, record
 from prefixd.retention.report import Measured, Tables, markdown, summary
 from prefixd.retention.run import Cell, Plan, measure, missing
-from prefixd.transformers.identity import checkpoint_digest
+from prefixd.weights import checkpoint_digest
 
 SEED = 0  # chooses texts
 

@@ -31,8 +31,9 @@ from prefixd.train.captured import Captured, Shape
 from prefixd.train.distill import HeadTraining, Recipe, Report
 from prefixd.train.net import write_atomic
 from prefixd.train.phi_net import FORMAT, Pair, export_phi, load_phi, write_golden
-from prefixd.transformers.identity import attention_layers, checkpoint_digest
+from prefixd.transformers.identity import attention_layers
 from prefixd.transformers.texts import Encoder, load_encoder, read_texts
+from prefixd.weights import checkpoint_digest
 
 Log = Callable[[str], None]
 

@@ -19,6 +19,7 @@ from prefixd import arrays
 from prefixd.errors import InvalidArgument
 from prefixd.hf_config import IRRELEVANT, STATIC_ROPE
 from prefixd.model import Layer, ModelSpec
+from prefixd.weights import checkpoint_digest, checkpoint_files
 
 _IRRELEVANT = IRRELEVANT | {"rope_parameters"}  # these have a field of their own
 
@@ -278,21 +279,11 @@ def _tensor_digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _checkpoint_files(directory: Path) -> list[Path]:
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        return [directory / name for name in sorted(names)]
-    raise InvalidArgument(f"{directory} has neither {single.name} nor {index.name}")
-
-
 def _check_loaded_from(model: PreTrainedModel, directory: Path) -> None:
     """Refuses feature maps of a checkpoint for weights that were changed after loading it."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     compared = 0
-    for path in _checkpoint_files(directory):
+    for path in checkpoint_files(directory):
         with safetensors.safe_open(path, framework="pt") as file:
             for name in file.keys():
                 own = parameters.get(name)
@@ -307,14 +298,3 @@ def _check_loaded_from(model: PreTrainedModel, directory: Path) -> None:
                     )
     if compared == 0:
         raise InvalidArgument(f"{directory} holds none of this model's tensors by name")
-
-
-def checkpoint_digest(directory: Path) -> str:
-    """Returns the name that feature maps and the C++ decoder give a checkpoint: BLAKE2b-256 over
-    its safetensors files."""
-    digest = hashlib.blake2b(digest_size=32)
-    for path in _checkpoint_files(directory):
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 24):
-                digest.update(chunk)
-    return digest.hexdigest()

@@ -20,6 +20,7 @@ from prefixd.errors import InvalidArgument
 from prefixd.evaluate import __main__ as program
 from prefixd.evaluate import stats
 from prefixd.evaluate.compare import documents, readings, summary, texts
+from prefixd.evaluate.compare import program as comparing
 from prefixd.evaluate.compare.chat import ByteForm
 from prefixd.evaluate.compare.documents import Document, Passage
 from prefixd.evaluate.compare.engine import Engine, default_program
@@ -347,3 +348,27 @@ def test_short_documents_have_no_codes() -> None:
     names = [r["name"] for r in readings.readings(whole, [0.02], 2048)]
     assert names == ["anchors", "topk@0.02", "auto@0.02", "even@0.02", "moment@0.02"]
     assert "auto-codes@0.02" in [r["name"] for r in readings.readings([*readings.METHODS], [0.02], 4200, Path("mlp"))]
+
+
+def test_what_other_weights_measured_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model is known by its weights, wherever they lie."""
+    monkeypatch.setattr(comparing.Comparing, "run", lambda self, open_engine: True)
+    monkeypatch.setattr(comparing, "form_of", lambda model: None)
+    monkeypatch.setattr(comparing, "write_report", lambda out: None)
+    monkeypatch.setattr(comparing.texts, "kept", lambda *_: {})
+    command = ["--out", str(tmp_path / "out"), "--lengths", "1024"]
+    for name, weights in (("a", b"one"), ("moved", b"one"), ("b", b"other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"max_position_embeddings": 8192}')
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+    assert comparing.main(["--model", str(tmp_path / "a"), *command]) == 0
+    assert comparing.main(["--model", str(tmp_path / "moved"), *command]) == 0
+    with pytest.raises(SystemExit):
+        comparing.main(["--model", str(tmp_path / "b"), *command])
+    assert "holds another run (weights: blake2b:" in capsys.readouterr().err
+    (tmp_path / "b" / "model.safetensors").unlink()
+    with pytest.raises(SystemExit):
+        comparing.main(["--model", str(tmp_path / "b"), *command])
+    assert "neither model.safetensors nor" in capsys.readouterr().err

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from prefixd.errors import InvalidArgument
 from prefixd.evaluate.arguments import names_of
 from prefixd.evaluate.compare import documents, readings, texts
 from prefixd.evaluate.compare.chat import form_of
@@ -25,6 +26,7 @@ from prefixd.evaluate.compare.engine import Engine, default_program, note
 from prefixd.evaluate.compare.journal import Journal
 from prefixd.evaluate.compare.report import write_report
 from prefixd.evaluate.compare.run import Comparing, Plan, store_of
+from prefixd.weights import checkpoint_digest
 
 
 def _numbers(kind: type) -> object:
@@ -104,8 +106,10 @@ def main(argv: list[str]) -> int:
 def _check_same(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
     """Checks that the directory holds what this model and seed measured."""
     path = o.out / "plan.json"
-    config = json.loads((o.model / "config.json").read_text())
-    new = {"model": o.model.resolve().name, "layers": config["num_hidden_layers"], "seed": o.seed}
+    try:
+        new = {"weights": "blake2b:" + checkpoint_digest(o.model), "seed": o.seed}
+    except InvalidArgument as e:
+        a.error(str(e))
     old = json.loads(path.read_text()) if path.is_file() else {}
     # Documents that were compressed by other scorers are another run, too; a run without any may go on.
     scorers = hashlib.blake2b(o.scorers.read_bytes(), digest_size=16).hexdigest() if o.scorers else old.get("scorers")
