@@ -15,15 +15,14 @@ namespace prefixd {
 inline constexpr double kAlike = 0.5;             // cosines below it do not count
 inline constexpr double kGlobalWeight = 0.9;      // of the global score beside the redundancy
 inline constexpr uint32_t kRedundantNewest = 16;  // tokens that are nobody's older double
-// A key is compared with at most so many others, evenly spaced, so that time grows with the length
-// and not with its square. All tokens meet the same ones, and the mean's error is below a
-// hundredth.
+// A key is compared with at most so many others, one drawn from each of as many stretches of equal
+// length, so that time grows with the length and not with its square. The standard error of a mean
+// is below 0.008.
 inline constexpr uint32_t kCompared = 4096;
 
 // Returns R' of the tokens of `region`: the softmax over them of the mean cosine of a token's key
 // with those of all `rows`, over its largest, so that the most redundant token has 1. The mean
-// stands for the paper's sum, so that the softmax does not sharpen with the length. REQUIRES: rows
-// have no refs.
+// stands for the paper's sum, so that the softmax does not sharpen with the length.
 std::vector<double> Redundancy(const RowsView& rows, TokenRange region);
 
 // Returns the memory that Redundancy takes, in bytes.

@@ -133,13 +133,16 @@ def niah_single(rng: np.random.Generator, source: Source, tokens: int) -> Exampl
     return planted_in(rng, source, [_needle(word, value)], tokens, (_magic([word], [value]),))
 
 
-def niah_multikey(rng: np.random.Generator, source: Source, tokens: int) -> Example:
-    words, facts = fast_words(rng, 4), [number(rng) for _ in range(4)]
+def numbers(rng: np.random.Generator, count: int) -> tuple[list[str], tuple[Question, ...]]:
+    """Returns lines that each give a word a number, and the question for each."""
+    words, facts = fast_words(rng, count), [number(rng) for _ in range(count)]
     lines = [_needle(w, v) for w, v in zip(words, facts, strict=True)]
-    return planted_in(
-        rng, source, lines, tokens,
-        tuple(_magic([w], [v]) for w, v in zip(words, facts, strict=True)),
-    )
+    return lines, tuple(_magic([w], [v]) for w, v in zip(words, facts, strict=True))
+
+
+def niah_multikey(rng: np.random.Generator, source: Source, tokens: int) -> Example:
+    lines, asked = numbers(rng, 4)
+    return planted_in(rng, source, lines, tokens, asked)
 
 
 def niah_multivalue(rng: np.random.Generator, source: Source, tokens: int) -> Example:

@@ -7,7 +7,8 @@ decoded behind it, for the benchmarks of selection, estimators, row layout and s
 One file of each kind is written to the directory --out; a kind whose file is there already is left
 out, so the same command goes on after an interruption. chat and summarising: the model answers
 questions about a text of this machine; code: a source file goes on as it is written; retrieval: facts
-planted in prose are asked for. Steps attend to everything. Needs a model whose every layer attends to
+planted in prose are asked for, and its sentences. Nothing is asked twice, so that a trace may have
+fewer steps than --steps. Steps attend to everything. Needs a model whose every layer attends to
 the whole prompt (Llama, Qwen, Mistral families)."""
 
 from __future__ import annotations

@@ -3,7 +3,6 @@ behind the prompt anew."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,9 @@ class Conversation:
     kind: str
     source: str  # of the text, for people
     prompt: list[int]
-    turns: Callable[[], Iterator[Turn]]  # as many as are wanted
+    # As many as there are: none comes twice, since what was asked before is no news to whoever
+    # remembers what answering it retrieved.
+    turns: Callable[[], Iterator[Turn]]
 
 
 CHAT = (
@@ -42,25 +43,38 @@ CHAT = (
     "Is anything in it forbidden or advised against?",
     "Give three facts that it states.",
     "What does the middle of the text explain?",
+    "Which dates or numbers are in the text, and what are they of?",
+    "Explain the text to a child.",
+    "Which three words are the most important in it?",
+    "What would happen if nobody followed it?",
+    "What is not clear in it?",
+    "Write a title and a subtitle for it.",
+    "Which questions does it leave open?",
+    "Write a short letter to its author.",
 )
 SUMMARIES = (
     "Summarise the text above in five sentences.",
     "Summarise its first half.",
     "Summarise its second half.",
     "List its main points, one a line.",
+    "What does it say, in one sentence?",
+    "Write a table of contents for it.",
+    "Explain how to use what it describes, step by step.",
+    "Which terms does it define, and how?",
 )
 # The kind of text (texts.py) that a kind of trace reads, and what is asked of it.
 ASKED = {"chat": ("prose", CHAT, 64), "summarising": ("manuals", SUMMARIES, 160)}
+FACT = 7  # steps that an answer takes at least
 KINDS = ("chat", "summarising", "code", "retrieval")
 
 
 def _asked(form: Form, questions: Sequence[str], at_most: int) -> Iterator[Turn]:
-    for question in itertools.cycle(questions):
+    for question in questions:
         yield Turn(form.question(question, ""), [], at_most, tuple(form.stop))
 
 
 def _retrieving(document: documents.Document) -> Iterator[Turn]:
-    for passage in itertools.cycle(document.passages):
+    for passage in document.passages:
         r = passage.request
         yield Turn([*r["exact"], *r["read"]], [], r["generate"], tuple(r["stop"]))
 
@@ -93,8 +107,7 @@ def make(kind: str, form: Form, tokens: int, steps: int, seed: int) -> Conversat
     """Returns a conversation of a kind, over a text that this machine has."""
     if kind == "retrieval":
         (text,) = _found("prose", seed)
-        document = documents.make("facts", tokens, 0, text, form, seed)
-        assert document is not None
+        document = documents.recall(tokens, max(4, steps // FACT), text, form, seed)
         return Conversation(kind, text.source, document.prompt, lambda: _retrieving(document))
     if kind == "code":
         (text,) = _found("code", seed)

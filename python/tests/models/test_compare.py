@@ -350,6 +350,23 @@ def test_short_documents_have_no_codes() -> None:
     assert "auto-codes@0.02" in [r["name"] for r in readings.readings([*readings.METHODS], [0.02], 4200, Path("mlp"))]
 
 
+def test_recall_asks_for_each_fact_and_sentence_once() -> None:
+    sentence = "Whoever with a disk named {} keeps the keys of a prompt reads some of them again at every step."
+    body = "\n".join(f"{prose(i, 600)}\nNote {i}. {sentence.format(chr(97 + i))}" for i in range(24))
+    document = documents.recall(6000, 20, Text("prose", 0, "x", body), ByteForm(), 3)
+    text = ByteForm().decode(document.prompt[1:])
+    asked = [ByteForm().decode([*p.request["exact"], *p.request["read"]]) for p in document.passages]
+    assert len(set(asked)) == len(asked) and len(document.prompt) <= 6000
+    facts = [p for p in document.passages if p.kind == "needles"]
+    assert len(facts) == 20 and len(facts) < len(document.passages)
+    for passage, question in zip(document.passages, asked, strict=True):
+        (answer,) = passage.answers
+        if passage.kind == "needles":
+            assert f"{question.strip()} {answer}." in text
+        else:
+            assert f"{question.split(chr(34))[1]} {answer}" in " ".join(text.split())
+
+
 def test_what_other_weights_measured_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,10 @@ from transformers.models.gemma3 import Gemma3ForCausalLM
 from transformers.models.llama import LlamaForCausalLM
 
 from prefixd.errors import InvalidArgument
+from prefixd.evaluate.compare.chat import ByteForm
 from prefixd.trace import Conversation, Turn, record
 from prefixd.trace.__main__ import main
+from prefixd.trace.conversations import KINDS, make
 from prefixd.trace.record import FORMAT, SAMPLES, positions
 
 SMALL = {
@@ -72,6 +74,14 @@ def test_turns_are_taken_until_there_are_steps_enough(model: PreTrainedModel) ->
     endless = Conversation("test", "made", [1] * 520, lambda: itertools.repeat(Turn([2], [], 3, ())))
     trace = record(model, endless, 8, silent)
     assert trace.turns == [3, 3, 2] and len(trace.layers[1].steps) == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_asked_twice(kind: str) -> None:
+    turns = [*make(kind, ByteForm(), 4000, 128, 0).turns()]
+    asked = [(*t.read, *t.forced) for t in turns]
+    assert asked and len(set(asked)) == len(asked)
+    assert sum(t.at_most + len(t.forced) for t in turns) >= 128
 
 
 def test_windows_are_refused() -> None:

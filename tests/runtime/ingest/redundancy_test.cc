@@ -49,6 +49,13 @@ struct Keys {
   std::vector<std::byte> bytes;
 };
 
+bool AtThreshold(const Keys& keys, uint32_t token) {
+  for (uint32_t other = 0; other < keys.count; ++other) {
+    if (std::abs(keys.Cosine(token, other) - kAlike) < 1e-5) return true;
+  }
+  return false;
+}
+
 std::vector<double> Expected(const Keys& keys, TokenRange region) {
   std::vector<double> r;
   for (uint32_t t = region.begin; t < region.end; ++t) {
@@ -77,36 +84,35 @@ TEST(RedundancyTest, EqualsTheFormula) {
         const auto want = Expected(keys, region);
         ASSERT_EQ(got.size(), want.size());
         for (size_t i = 0; i < got.size(); ++i) {
-          // A cosine that rounding moves over the threshold changes a mean by half a count.
-          EXPECT_NEAR(got[i], want[i], 1e-5) << "token " << region.begin + i << ", seed " << seed;
+          // Rounding may move one cosine over the threshold, which counts half of one.
+          EXPECT_NEAR(got[i], want[i], 1e-5 + (AtThreshold(keys, region.begin + i) ? 0.6 / 211 : 0))
+              << "token " << region.begin + i << ", seed " << seed;
         }
       }
     }
   }
 }
 
-TEST(RedundancyTest, LongPromptsMeetASample) {
-  const uint64_t seed = testing::Seed("RedundancyTest.LongPromptsMeetASample");
-  const uint32_t n = 2 * kCompared + 100;  // every third is met
-  const Keys keys({16, 8, DType::kBf16}, n, seed);
-  const TokenRange region{5000, 5150};
-  const auto got = Redundancy(keys.view(), region);
-  std::vector<double> want;
-  for (uint32_t t = region.begin; t < region.end; ++t) {
-    double sum = 0, met = 0;
-    for (uint32_t other = 0; other < n; other += 3) {
-      if (other == t) continue;
-      const double cosine = keys.Cosine(t, other);
-      if (cosine > kAlike) sum += cosine;
-      ++met;
+// A text of columns: the first of every eight tokens are alike, and two others of every eight.
+TEST(RedundancyTest, LongPromptsThatRepeatThemselvesMeetASample) {
+  const uint64_t seed = testing::Seed("LongPromptsThatRepeatThemselvesMeetASample");
+  for (const uint32_t n : {kCompared + 1, 2 * kCompared, 3 * kCompared + 100}) {
+    Keys keys({16, 8, DType::kF32}, n, seed);
+    auto* rows = reinterpret_cast<float*>(keys.bytes.data());
+    const size_t stride = keys.shape.bytes() / sizeof(float);
+    for (uint32_t t = 0; t < n; ++t) {
+      const uint32_t column = t % 8 == 0 ? 0 : t % 4 == 1 ? 1 : 2;
+      if (column == 2) continue;
+      for (uint32_t i = 0; i < 16; ++i) rows[t * stride + i] += i == column ? 1000.0F : 0.0F;
+      std::copy_n(rows + t * stride, 16, keys.floats.begin() + t * 16);
     }
-    want.push_back((sum / met * (n - 1) + 1) / n);
-  }
-  const double most = *std::max_element(want.begin(), want.end());
-  const auto full = Expected(keys, region);
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_NEAR(got[i], std::exp(want[i] - most), 1e-5) << seed;
-    EXPECT_NEAR(got[i], full[i], 0.02) << seed;
+    const TokenRange region{n / 2, n / 2 + 96};
+    const auto got = Redundancy(keys.view(), region), want = Expected(keys, region);
+    for (size_t i = 0; i < got.size(); ++i) {
+      // Means of 1/8, 1/4 and those of single keys, less the largest.
+      EXPECT_NEAR(std::log(got[i]), std::log(want[i]), 0.04) << i << " of " << n << ", " << seed;
+    }
+    EXPECT_LT(*std::min_element(want.begin(), want.end()), std::exp(-0.15));
   }
 }
 

@@ -122,8 +122,29 @@ def _facts(rng: np.random.Generator, kind: str, length: int, number: int, text: 
     return Document(kind, length, number, _planted(rng, length, text, form, lines), passages)
 
 
+def recall(length: int, facts: int, text: Text, form: Form, seed: int) -> Document:
+    """Returns prose with `facts` numbers planted in it, all of them asked for, each once, and as many of its
+    own sentences as it has, whose beginnings are given."""
+    rng = np.random.default_rng([seed, zlib.crc32(b"recall"), length])
+    lines, asked = tasks.numbers(rng, facts)
+    prompt = _planted(rng, length, text, form, lines)
+    passages = [_needle(form, "needles", q) for q in asked]
+    passages += _sentences(rng, form.decode(prompt[len(form.head) :]), form)
+    return Document("recall", length, 0, prompt, [passages[i] for i in rng.permutation(len(passages))])
+
+
 _SENTENCE = re.compile(r"(?<=[.:]\s)[A-Z][a-z]+(?:\s[\w',-]+){13,30}\.")
 _BEGUN, _WANTED = 8, 4  # words of a sentence
+
+
+def _sentences(rng: np.random.Generator, body: str, form: Form, most: int | None = None) -> list[Passage]:
+    flat = " ".join(body.split())
+    known = [words for m in _SENTENCE.finditer(body) if flat.count(" ".join((words := m[0].split())[:_BEGUN])) == 1]
+    passages = []
+    for i in sorted(int(i) for i in rng.permutation(len(known))[:most]):
+        tokens = form.encode('\n\nThe text above says: "' + " ".join(known[i][:_BEGUN]))
+        passages.append(_asked("quotes", tokens, [" ".join(known[i][_BEGUN : _BEGUN + _WANTED])], form))
+    return passages
 
 
 def _quotes(
@@ -137,11 +158,7 @@ def _quotes(
     ends = [0] + [m.end() for m in re.finditer("\n", body)]
     place = int(rng.choice(ends))
     passages = [_needle(form, "needle", q) for q in needle.questions]
-    flat = " ".join(body.split())
-    known = [words for m in _SENTENCE.finditer(body) if flat.count(" ".join((words := m[0].split())[:_BEGUN])) == 1]
-    for i in sorted(int(i) for i in rng.permutation(len(known))[:4]):
-        tokens = form.encode('\n\nThe text above says: "' + " ".join(known[i][:_BEGUN]))
-        passages.append(_asked("quotes", tokens, [" ".join(known[i][_BEGUN : _BEGUN + _WANTED])], form))
+    passages += _sentences(rng, body, form, 4)
     return Document(kind, length, number, form.head + form.encode(f"{body[:place]}{line}\n{body[place:]}"), passages)
 
 

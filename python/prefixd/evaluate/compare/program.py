@@ -107,7 +107,8 @@ def _check_same(a: argparse.ArgumentParser, o: argparse.Namespace) -> None:
     """Checks that the directory holds what this model and seed measured."""
     path = o.out / "plan.json"
     try:
-        new = {"weights": "blake2b:" + checkpoint_digest(o.model), "seed": o.seed}
+        config = hashlib.blake2b((o.model / "config.json").read_bytes(), digest_size=16).hexdigest()
+        new = {"weights": "blake2b:" + checkpoint_digest(o.model), "config": config, "seed": o.seed}
     except InvalidArgument as e:
         a.error(str(e))
     old = json.loads(path.read_text()) if path.is_file() else {}
