@@ -9,8 +9,9 @@ SHELL := bash
 
 BUILD := build/release
 JOBS ?= $(shell nproc)
-# Tests wait for the disk, for daemons and for time: a few more of them than cores.
-TEST_JOBS := $(shell echo $$(( $(JOBS) * 3 / 2 )))
+# Tests wait for the disk, for daemons and for time: one and a half to a core leave it idle for more than
+# half of the time.
+TEST_JOBS := $(shell echo $$(( $(JOBS) * 3 )))
 SOAK_SECONDS ?= 1800
 PREFIX ?= /usr/local
 STAGE := scripts/stage.sh
