@@ -28,9 +28,9 @@ namespace prefixd {
 enum class MemoryKind : uint8_t {
   kHostTier,      // pages, with what finds them
   kTables,        // checksums, token ids and row orders of open segments
-  kSessions,      // plans and ledgers
-  kOwnTokens,     // rows that sessions appended
-  kSummaries,     // of estimators, with feature maps, clusters and features of tokens
+  kSessions,      // plans and ledgers, queries that retention policies look at
+  kOwnTokens,     // rows that sessions appended, and those that policies retain of what moved
+  kSummaries,     // of estimators, with feature maps, clusters and features of tokens; scorers
   kIndexes,       // codes and lists
   kKeys,          // exact keys and anchors of attached prefixes
   kSharedSets,    // what steps left to later ones

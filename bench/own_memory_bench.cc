@@ -32,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   uint32_t tokens = 4096, memory = 2000, k = 128, steps = 3000, pace_us = 1000;
   double budget = 0;
+  StepPolicy::Retain retain;
   std::vector<uint32_t> own = {1000, 4000, 16000, 64000};
   std::string json_file;
 };
@@ -79,6 +80,8 @@ class Bench {
                                     {"own_memory_tokens", o_.memory},
                                     {"k", o_.k},
                                     {"budget", o_.budget},
+                                    {"retain", o_.retain.tokens},
+                                    {"by", o_.retain.by},
                                     {"steps", o_.steps},
                                     {"pace_us", o_.pace_us},
                                     {"rows", rows_},
@@ -110,6 +113,7 @@ class Bench {
     spec.policy.k = o_.k;
     if (o_.budget > 0) spec.policy = {.budget = o_.budget};
     spec.policy.estimator = EstimatorKind::kMoment;
+    spec.policy.retain = o_.retain;
     spec.own_memory_tokens = memory;
     return store_->Attach(spec);
   }
@@ -321,6 +325,11 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--k", options.k, "Tokens that a step retrieves")->capture_default_str();
   app.add_option("--budget", options.budget, "Budget of a step, in place of --k")
+      ->capture_default_str();
+  app.add_option("--retain", options.retain.tokens,
+                 "Moved tokens that each KV head keeps in memory")
+      ->capture_default_str();
+  app.add_option("--by", options.retain.by, "The retention policy that chooses them")
       ->capture_default_str();
   app.add_option("--steps", options.steps, "Steps at each mark")->capture_default_str();
   app.add_option("--pace-us", options.pace_us, "Least time from step to step")

@@ -123,8 +123,9 @@ void DeclareCompress(CLI::App* prefixes, Options* o, Command* chosen) {
       ->add_option(
           "--policy", o->compress.policy,
           "What ranks tokens: window (the newest), by queries that the put kept: local, snapkv, "
-          "global, gkv, or by trained scorers: kvpop.")
-      ->check(CLI::IsMember({"window", "local", "snapkv", "global", "gkv", "kvpop"}))
+          "global, global-sum, global-mean, gkv, h2o, tova, or by trained scorers: kvpop.")
+      ->check(CLI::IsMember({"window", "local", "snapkv", "global", "global-sum", "global-mean",
+                             "gkv", "h2o", "tova", "kvpop"}))
       ->capture_default_str();
   compress
       ->add_option("--scorers", o->compress.scorers,

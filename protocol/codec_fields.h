@@ -181,7 +181,7 @@ void Describe(V& v, Is<StepPolicy> auto& s) {
   v("l_gen", s.l_gen), v("selector", s.selector);
   v("adaptive", s.adaptive), v("report_missing", s.report_missing), v("fixed", s.fixed);
   v("spread", s.spread);
-  v("sharing", s.sharing), v("prefetch", s.prefetch);
+  v("sharing", s.sharing), v("prefetch", s.prefetch), v("retain", s.retain);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {
@@ -191,6 +191,10 @@ void Describe(V& v, Is<StepPolicy::Sharing> auto& s) {
 template <class V>
 void Describe(V& v, Is<StepPolicy::Prefetch> auto& s) {
   v("forward", s.forward), v("back", s.back), v("max_mib", s.max_mib);
+}
+template <class V>
+void Describe(V& v, Is<StepPolicy::Retain> auto& s) {
+  v("tokens", s.tokens), v("by", s.by);
 }
 template <class V>
 void Describe(V& v, Is<StepPolicy::Fixed> auto& s) {
@@ -230,6 +234,7 @@ template <class V>
 void Describe(V& v, Is<SessionReport> auto& s) {
   v("info", s.info), v("total", s.total), v("per_head", s.per_head);
   v("own_tokens", s.own_tokens), v("own_moved", s.own_moved);
+  v("own_retained", s.own_retained);
 }
 template <class V>
 void Describe(V& v, Is<HeadChoice> auto& s) {

@@ -47,7 +47,7 @@ void ForEachNumber(L& ledger, const F& f) {
   });
 }
 constexpr uint32_t kLedgerNumbers = sizeof(Ledger) / sizeof(uint64_t);
-static_assert(kLedgerNumbers == 20 + kEstimatorKinds + kTierCount - 1,
+static_assert(kLedgerNumbers == 21 + kEstimatorKinds + kTierCount - 1,
               "raise kStepFrameVersion when Ledger changes");
 
 // k, the three counts, and the ledger.

@@ -17,7 +17,7 @@
 namespace prefixd::wire {
 
 // Raise it when anything below changes, or the members of Ledger.
-inline constexpr uint32_t kStepFrameVersion = 3;
+inline constexpr uint32_t kStepFrameVersion = 4;
 inline constexpr uint32_t kMaxStepsPerFrame = 256;
 inline constexpr size_t kStepHeaderBytes = 32;
 inline constexpr size_t kStepEntryBytes = 48;

@@ -76,6 +76,9 @@ std::vector<Option> OptionsOf(RuntimeOptions& o) {
       Choice("encoding", "store.encoding", &o.encoding, {"as_given", "int8"},
              "How the rows of puts that do not say are stored. int8: half of bf16's bytes, at an "
              "error that each put reports."),
+      Plain("scorers", "store.scorers", &o.scorers, "path",
+            "File of trained scorers, or a folder of such files, one for each model: for sessions "
+            "that retain own tokens by kvpop."),
       Choice("evict", "store.evict", &o.evict, {"score", "never"},
              "What happens to a put that does not fit: the prefixes with the lowest score make "
              "room, or it is refused."),

@@ -25,6 +25,8 @@ inline constexpr auto kStatistics<Ledger> = [] {
       Counter("steps", &L::steps, kNone, "Steps of a layer, times its KV heads."),
       Counter("anchor_tokens", &L::anchor_tokens, kTokens, "Sinks and tail tokens read."),
       Counter("retrieved_tokens", &L::retrieved_tokens, kTokens, "Retrieved tokens read."),
+      Counter("retained_tokens", &L::retained_tokens, kTokens,
+              "Own tokens attended to in memory by a retention policy, and not read."),
       Counter("summary_tokens", &L::summary_tokens, kTokens,
               "Summaries fetched, once per attach, in token-equivalents."),
       Counter("charged_summary_tokens", &L::charged_summary_tokens, kTokens,

@@ -15,10 +15,11 @@ namespace prefixd {
 struct CompressSpec {
   double keep = 0.25;  // the fraction of the tokens between sinks and tail, in (0, 1)
   // "window": the newest tokens. By the queries that the put kept: "local" (what the last 16 of
-  // them attend to), "snapkv" (the same, pooled over neighbours), "global" (the
-  // largest decayed share of attention in any window of 16 queries), "gkv" (that, less what
-  // doubles other keys; compares each key with all others, or 4,096 of them).
-  // "kvpop": what scorers trained for this model make of keys and values.
+  // them attend to), "snapkv" (the same, pooled over neighbours), "global" (the largest decayed
+  // share of attention in any window of 16 queries), "global-sum" and "global-mean" (the shares
+  // added up, or averaged), "gkv" (global, less what doubles other keys; compares each key with all
+  // others, or 4,096 of them), "h2o" (all attention, added up), "tova" (the last query's). "kvpop":
+  // what scorers trained for this model make of keys and values.
   std::string policy = "gkv";
   // Of policy kvpop: the file of scorers that `python -m prefixd.retention --train` wrote, on the
   // machine that runs the store.

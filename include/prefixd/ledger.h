@@ -19,6 +19,7 @@ struct Ledger {
   uint64_t steps = 0;  // layer-steps times KV heads
   uint64_t anchor_tokens = 0;
   uint64_t retrieved_tokens = 0;
+  uint64_t retained_tokens = 0;       // attended to in memory (StepPolicy::Retain), and not read
   double summary_tokens = 0;          // fetched once per attach, in token-equivalents
   double charged_summary_tokens = 0;  // what each step's budget paid for the summary, summed
   uint64_t logical_bytes = 0;         // rows that steps read, summaries, features

@@ -59,6 +59,9 @@ struct RuntimeOptions {
   // The encoding of rows for puts that name none: "as_given", or "int8", which halves the space and
   // the bytes read of bf16, at the error that PutResult reports.
   std::string encoding = "as_given";
+  // A file of scorers that `python -m prefixd.retention --train` wrote, or a folder of such files,
+  // one for each model: for sessions that retain own tokens by "kvpop". Empty: none do.
+  std::string scorers;
   // When a put does not fit, "score" evicts the segments with the least eviction score
   // (storage/catalog/eviction.h), and "never" refuses the put.
   std::string evict = "score";

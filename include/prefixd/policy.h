@@ -59,6 +59,23 @@ struct StepPolicy {
     bool operator==(const Prefetch&) const = default;
   };
   Prefetch prefetch;
+  // Of a session's own tokens that have moved to the store (AttachSpec::own_memory_tokens), each KV
+  // head keeps the rows of so many in memory: those that a retention policy ranks highest whenever
+  // tokens move. Steps of mode retrieve attend to them exactly and do not read their rows; `budget`
+  // and `k` count none of them, but those among the `k` best that are retained are not read again.
+  // In other modes, and in sessions that keep all own tokens in memory, it has no effect.
+  struct Retain {
+    uint32_t tokens = 0;  // of each KV head; 0: none. At most 4096
+    // By what the last 16 queries attend to: "local" (the mean), "snapkv" (that, pooled over
+    // neighbours), "global" (its largest decayed share at any move), "global-sum", "global-mean"
+    // (the same, added up, or averaged), "gkv" (global, less what doubles other keys), "h2o" (what
+    // they gave at all moves, added up); "tova": by the last query alone; "kvpop": by trained
+    // scorers (RuntimeOptions::scorers); "window": the newest.
+    std::string by = "local";
+    bool on() const { return tokens > 0; }
+    bool operator==(const Retain&) const = default;
+  };
+  Retain retain;
   // Spreads a step's tokens over layers and heads by the attention mass that each is estimated to
   // miss, instead of evenly; the total never grows.
   bool adaptive = false;

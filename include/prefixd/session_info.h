@@ -52,6 +52,8 @@ struct SessionReport {
   std::vector<Ledger> per_head;  // by HeadIndex, of info.geometry.heads()
   uint32_t own_tokens = 0;       // of the KV head that has the most; 0 after Detach
   uint32_t own_moved = 0;        // the first of them, which lie in the store by now
+  // Of those, in memory all the same (StepPolicy::Retain): of the KV head that has the most.
+  uint32_t own_retained = 0;
 };
 
 }  // namespace prefixd

@@ -146,6 +146,9 @@ class Policy:
     sharing: Mapping[str, Any] | None = None
     # Rows that the next step may want are prefetched: {"forward": 4}.
     prefetch: Mapping[str, Any] | None = None
+    # Of a session's own tokens that moved to the store (own_memory_tokens, own_window), each KV head keeps so
+    # many in memory, and exact: {"tokens": 256, "by": "local"}.
+    retain: Mapping[str, Any] | None = None
     # Heads for which the estimator is given: {"layer": 0, "kv_head": 1, "estimator": "moment"}.
     fixed: Sequence[Mapping[str, Any]] = ()
     # For Splice: the process keeps so many of the generated tokens' rows, and hands older ones over to
@@ -174,6 +177,8 @@ class Policy:
             wire["sharing"] = dict(self.sharing)
         if self.prefetch is not None:
             wire["prefetch"] = dict(self.prefetch)
+        if self.retain is not None:
+            wire["retain"] = dict(self.retain)
         if self.fixed:
             wire["fixed"] = [dict(head) for head in self.fixed]
         return wire

@@ -201,6 +201,12 @@ class Session:
         (own_memory_tokens)."""
         return int(self.report()["own_moved"])
 
+    @property
+    def own_retained(self) -> int:
+        """Returns how many of the moved own tokens stay in memory (`Policy.retain`): of the KV head that has the
+        most."""
+        return int(self.report()["own_retained"])
+
     def truncate(self, n: int) -> None:
         """Keeps the first n own tokens of every head; a head with no more keeps all of its."""
         self.core.truncate(n)

@@ -347,7 +347,8 @@ class Store:
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Keeps the rows of `keep` of the tokens alone, for good, ranked by `policy`: "window", by queries
-        that the put kept "local", "snapkv", "global" or "gkv", or by trained `scorers` "kvpop" (a file on the
+        that the put kept "local", "snapkv", "global", "global-sum", "global-mean", "gkv", "h2o" or "tova", or by
+        trained `scorers` "kvpop" (a file on the
         store's machine, made by `python -m prefixd.retention --train`). First measures what that does to
         attention over the prefix, and returns it; where the mean error would be above `max_error` (0:
         any) the prefix stays as it is and `refused` says so."""

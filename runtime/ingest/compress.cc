@@ -13,9 +13,9 @@
 #include "attention/step/step.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/policy.h"
-#include "runtime/ingest/redundancy.h"
-#include "runtime/ingest/scorer_file.h"
-#include "runtime/ingest/token_scorer.h"
+#include "runtime/retention/rank_tokens.h"
+#include "runtime/retention/redundancy.h"
+#include "runtime/retention/scorer_file.h"
 #include "runtime/step/estimator_input.h"
 #include "runtime/summaries/head_choice.h"
 #include "runtime/summaries/materialised_summaries.h"
@@ -106,25 +106,21 @@ class HeadCompression {
   }
 
   std::vector<double> TokenScores() const {
-    if (!in_.scorers.empty()) {
-      return TokenPriorities(in_.scorers[head_], Rows({0, in_.prefix.n_tokens()}), in_.region);
-    }
-    std::vector<ObservedQuery> observed;
+    std::vector<SeenQuery> seen;
     if (NeedsQueries(in_.policy)) {
       const auto& positions = in_.samples->layers[layer_].positions;
-      const uint32_t group = shape_.group_size(), n = in_.prefix.n_tokens();
-      std::vector<float> scores(size_t{group} * n);
       for (size_t s = 0; s < positions.size(); ++s) {
-        if (!ForPolicy(s)) continue;
-        Scores(Queries(s), group, geometry_, Rows({0, n}), scores);
-        observed.push_back(Observe(scores, group, positions[s], in_.region));
+        if (ForPolicy(s)) seen.push_back({positions[s], Queries(s)});
       }
     }
-    std::vector<double> of_tokens = RetentionScores(in_.policy, in_.region, observed);
-    if (in_.policy == RetentionPolicy::kGkv) {
-      TakeOffRedundancy(Redundancy(Rows({0, in_.prefix.n_tokens()}), in_.region), of_tokens);
-    }
-    return of_tokens;
+    return RankTokens({.policy = in_.policy,
+                       .layer = geometry_,
+                       .group = shape_.group_size(),
+                       .rows = rows_.empty() ? RowsView{} : Rows({0, in_.prefix.n_tokens()}),
+                       .region = in_.region,
+                       .queries = seen,
+                       .scorer = in_.scorers.empty() ? nullptr : &in_.scorers[head_]})
+        .scores;
   }
 
   void Choose(std::vector<uint32_t>& kept) const {

@@ -11,7 +11,7 @@
 #include "runtime/derived/derived_context.h"
 #include "runtime/derived/models.h"
 #include "runtime/derived/query_samples.h"
-#include "runtime/ingest/retention.h"
+#include "runtime/retention/scores.h"
 #include "runtime/work/work_progress.h"
 
 namespace prefixd {

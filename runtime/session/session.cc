@@ -76,10 +76,13 @@ Result<std::shared_ptr<Session>> SessionImpl::Attach(std::shared_ptr<SessionServ
   PREFIXD_ASSIGN(auto plan, MakePlan(s.options, s.prefetcher, prefix, start.policy, &reads));
   plan->moved = start.moved;
   plan->moved_name = start.moved_name;
+  plan->retained = start.retained;
+  PREFIXD_TRY(session->BringScorers(*plan));
   session->info_.id = s.attached.fetch_add(1) + 1;
   session->info_.estimator = plan->estimator;
   session->info_.d_phi = prefix->has_phi_caches() ? prefix->maps()->d_phi : 0;
   PREFIXD_TRY(session->Adopt(nullptr, std::move(plan), reads));
+  if (session->seen_ && start.seen != nullptr) session->seen_->CopyFrom(*start.seen);
   if (start.policy.mode != StepMode::kFull) s.store.derive(stored.chain);
   session->info_.attach_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start.begun).count();
@@ -92,7 +95,8 @@ Status SessionImpl::TakeMemory(const StepPolicy& policy) {
   return memory_.Resize(
       sizeof(*this) + sizeof(SessionPlan) + charged_count_ * kNode +
       heads * (sizeof(ledgers_[0]) + sizeof(decltype(charged_)::value_type) + sizeof(HeadPlan)) +
-      policy.fixed.size() * sizeof(policy.fixed[0]));
+      policy.fixed.size() * sizeof(policy.fixed[0]) +
+      (Observes(policy) ? SeenQueries::Bytes(info_.geometry) : 0));
 }
 
 Result<std::shared_ptr<const SessionPlan>> SessionImpl::plan() const {
@@ -113,7 +117,7 @@ Result<SessionImpl::State> SessionImpl::TakeState() const {
   const Status taken = CaptureErrors([&]() -> Status {
     std::lock_guard lock(mutex_);
     if (detached_) return SessionDetached(info_.id);
-    state = State{plan_, own_.Take()};
+    state = State{plan_, own_.Take(), seen_};
     return {};
   });
   if (!taken.ok()) return taken.error();
@@ -156,6 +160,11 @@ Result<std::shared_ptr<SessionPlan>> SessionImpl::PlanWith(const SessionPlan& li
   plan->moved = moved;
   // A segment of moved tokens may hold a part of the prompt, too.
   if (moved > 0 || plan->prefix->stored().info().live) plan->moved_name = like.moved_name;
+  const TokenRange mid = plan->prefix->partition().mid;
+  if (Retains(policy) && like.retained && like.retained->Most(mid) > 0) {
+    plan->retained = like.retained;
+  }
+  PREFIXD_TRY(BringScorers(*plan));
   return plan;
 }
 
@@ -173,7 +182,12 @@ Result<bool> SessionImpl::Adopt(const Plan& expected, Plan plan,
     for (const HeadPlan& head : plan->heads) k.push_back(head.k);
     adaptive = std::make_shared<AdaptiveBudget>(std::move(k), plan->prefix->partition().mid.size());
   }
-  Plan last;  // destroyed after the lock
+  const bool observes = Observes(plan->policy);
+  std::shared_ptr<SeenQueries> seen;  // then what is destroyed after the lock, with the last plan
+  if (observes && (!expected || !Observes(expected->policy))) {
+    seen = std::make_shared<SeenQueries>(info_.geometry);
+  }
+  Plan last;
   {
     std::lock_guard lock(mutex_);
     if (detached_) return SessionDetached(info_.id);
@@ -183,6 +197,7 @@ Result<bool> SessionImpl::Adopt(const Plan& expected, Plan plan,
       if (!changed) return false;
     }
     last = std::exchange(plan_, std::move(plan));
+    if (!observes || !seen_) seen_.swap(seen);
     adaptive_.swap(adaptive);
     AddReads(reads);
     for (size_t head = 0; head < plan_->heads.size(); ++head) {
@@ -269,7 +284,10 @@ Status SessionImpl::Step(uint32_t layer, HeadRange heads, std::span<const float>
 Result<SessionReport> SessionImpl::report() const {
   PREFIXD_TRY(services_->opened.Check());
   std::lock_guard lock(mutex_);
-  SessionReport report{info_, {}, ledgers_, own_.size(), plan_ ? plan_->moved : 0};
+  SessionReport report{info_, {}, ledgers_, own_.size(), plan_ ? plan_->moved : 0, 0};
+  if (plan_ && plan_->retained) {
+    report.own_retained = plan_->retained->Most(plan_->prefix->partition().mid);
+  }
   for (size_t head = 0; plan_ && plan_->ahead && head < ledgers_.size(); ++head) {
     report.per_head[head].prefetched_bytes += plan_->ahead->Uncharged(head);
   }
@@ -286,6 +304,7 @@ Result<SessionReport> SessionImpl::Detach() {
     detached_ = true;
     last_policy_ = plan_->policy;
     last.swap(plan_);
+    seen_.reset();
   }
   EndPrefetch(*last);
   own_.Close();

@@ -16,10 +16,12 @@
 
 #include "base/call_scope.h"
 #include "prefixd/session.h"
+#include "runtime/session/seen_queries.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/adaptive_budget.h"
 #include "runtime/step/own_tokens.h"
 #include "runtime/step/plan.h"
+#include "runtime/step/retained_tokens.h"
 #include "runtime/step/step.h"
 
 namespace prefixd {
@@ -36,6 +38,8 @@ struct SessionStart {
   const SessionInfo* of = nullptr;
   uint32_t moved = 0;
   std::shared_ptr<const void> moved_name = nullptr;
+  std::shared_ptr<const RetainedTokens> retained = nullptr;
+  const SeenQueries* seen = nullptr;
 };
 
 class PutStream;
@@ -104,6 +108,9 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   // missed (rho_z [G]).
   std::vector<uint32_t> TakeTokens(const SessionPlan& plan, uint32_t layer, HeadRange heads);
   void NoteMissing(const SessionPlan& plan, size_t head, uint32_t k, std::span<const float> rho_z);
+  // Remembers queries of one token for the policy that decides what of its own tokens the session
+  // retains, if there is one: q [G][key_dim], which saw the first `own` own tokens.
+  void NoteQueries(const SessionPlan& plan, size_t head, uint32_t own, std::span<const float> q);
   // Charges what was read, also when the read failed.
   void ChargeRows(size_t head, const storage::ReadStats& reads, uint64_t tokens, uint64_t bytes);
 
@@ -118,6 +125,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   struct State {
     Plan plan;
     OwnTokens::Snapshot own;
+    std::shared_ptr<const SeenQueries> seen;
   };
   Result<State> TakeState() const;
   // A plan of the same policy as `like` whose prefix ends with `moved` of its own tokens. priority:
@@ -150,6 +158,17 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   // Loads what steps of `plan` need of own tokens that were just moved, as those in memory are.
   Status Bring(const SessionPlan& plan, const PreparedPrefix& last, TokenRange own,
                std::vector<storage::ReadStats>& reads);
+  // Chooses which of the first `to` own tokens keep their rows in memory when they move; null where
+  // the state's policy wants none. A head that memory has no room for retains nothing.
+  Result<std::shared_ptr<const RetainedTokens>> Retain(const State& state, uint32_t to,
+                                                       const std::stop_token& stop);
+  // Whether a policy decides what of the session's own tokens stays.
+  bool Retains(const StepPolicy& policy) const {
+    return own_memory_tokens_ > 0 && policy.retain.on();
+  }
+  bool Observes(const StepPolicy& policy) const;  // by what queries attend to
+  // Sets what a plan ranks its retained tokens by.
+  Status BringScorers(SessionPlan& plan);
   void EndPrefetch(const SessionPlan& plan);
   // Does what Persist does.
   Result<PutResult> Store(std::span<const uint32_t> tokens, const PersistSpec& spec);
@@ -184,6 +203,7 @@ class SessionImpl : public Session, public std::enable_shared_from_this<SessionI
   StepPolicy last_policy_;                           // set by Detach
   std::shared_ptr<const SessionPlan> plan_;          // null after Detach
   std::shared_ptr<AdaptiveBudget> adaptive_;         // for plan_, if its policy is adaptive
+  std::shared_ptr<SeenQueries> seen_;                // of policies that retain; else null
   std::vector<Ledger> ledgers_;                      // [heads_]
   std::vector<std::set<EstimatorVariant>> charged_;  // per head, by Kept()
   uint64_t charged_count_ = 0;                       // of all heads

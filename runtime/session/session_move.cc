@@ -179,6 +179,12 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
       (whole - own_memory_tokens_ / 2) / OwnChunk::kRows * OwnChunk::kRows;  // above `moved`
   // After a failure with as little as possible: a larger segment would rather fail again.
   const bool joins = failed_moves_ == 0;
+  std::shared_ptr<const RetainedTokens> retained;
+  // While all of its rows are here. Memory that was too short for the last move is left to this
+  // one.
+  if (joins) {
+    PREFIXD_ASSIGN(retained, Retain(state, to, stop));
+  }
   const TokenRange segment{SegmentBegin(*state.plan, info_.n_tokens, to, joins), to};
   PREFIXD_ASSIGN(const storage::SegmentId id, StoreMoved(state, segment));
   const auto name = std::make_shared<const MovedName>(*services_->mover, id);
@@ -208,6 +214,7 @@ Status SessionImpl::MoveOwn(const std::stop_token& stop) {
     PREFIXD_ASSIGN(auto plan,
                    PlanWith(*last, prefix, last->policy, to, &reads, WorkPriority::kBackground));
     plan->moved_name = name;
+    plan->retained = Retains(plan->policy) ? retained : nullptr;
     PREFIXD_TRY(Bring(*plan, *last->prefix, segment, reads));
     bool truncated = false;
     const auto forget = [&]() -> Result<bool> {

@@ -44,6 +44,7 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
   call.tenant = info_.tenant;
   call.tasks.resize(heads.n);
   std::map<uint32_t, Plan> plans;
+  std::vector<uint32_t> seen(heads.n);  // own tokens that the first queries see; 0: none are asked
   for (size_t h = 0; h < heads.n; ++h) {
     const auto head_q = std::span(all_q).subspan(h * n_q, n_q);
     for (size_t t = 0; t < n; ++t) {
@@ -61,6 +62,7 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
     task.own_after = own_after;
     task.limits = *CarriedScope::Current();
     if (task.own.size() == 0) continue;
+    seen[h] = task.own.size() - own_after - n + 1;
     const uint32_t block = task.own.size() - own_after - n;
     if (block < plan->moved) PREFIXD_TRY(TakeBack(block, task, plans));
   }
@@ -68,6 +70,12 @@ Status SessionImpl::AttendExact(uint32_t layer, HeadRange heads, uint32_t n, uin
   Status status;
   for (size_t h = 0; h < heads.n; ++h) {
     GroupTask& task = call.tasks[h];
+    const bool of_own = task.status.ok() && seen[h] > 0;
+    for (size_t t = n - std::min(n, kObservedQueries); of_own && t < n; ++t) {
+      const size_t each = group * shape.key_dim;
+      NoteQueries(*plan, task.head, seen[h] + static_cast<uint32_t>(t),
+                  task.q.subspan(t * each, each));
+    }
     Charge(task.head, task.ledger);
     if (!task.status.ok() && status.ok()) status = std::move(task.status);
     for (size_t t = 0; t < n && status.ok(); ++t) {
@@ -120,7 +128,11 @@ Status SessionImpl::Truncate(uint32_t n) {
   {
     std::lock_guard lock(mutex_);
     if (detached_) return SessionDetached(info_.id);
-    if (n >= plan_->moved) return own_.Truncate(n);
+    if (n >= plan_->moved) {
+      PREFIXD_TRY(own_.Truncate(n));
+      if (seen_) seen_->Truncate(n);
+      return {};
+    }
   }
   return TruncateMoved(n);
 }
@@ -141,6 +153,7 @@ Status SessionImpl::TruncateMoved(uint32_t n) {
     }
     const auto truncate = [&]() -> Result<bool> {
       PREFIXD_TRY(own_.Truncate(n, moved, std::move(rows)));
+      if (seen_) seen_->Truncate(n);
       return true;
     };
     PREFIXD_ASSIGN(const bool truncated, Adopt(old, std::move(cut), reads, truncate));
@@ -159,9 +172,12 @@ Result<std::shared_ptr<Session>> SessionImpl::Fork() {
                                                .estimate = info_.estimate,
                                                .of = &info_,
                                                .moved = now.plan->moved,
-                                               .moved_name = now.plan->moved_name}));
+                                               .moved_name = now.plan->moved_name,
+                                               .retained = now.plan->retained,
+                                               .seen = now.seen.get()}));
   auto& other = static_cast<SessionImpl&>(*fork);
   other.own_.Share(now.own);
+  if (other.seen_) other.seen_->Truncate(other.own_.size());  // the branch of `now`, and no more
   // Rows that moved, and that a move has not let go of yet, are not the fork's to keep.
   if (now.plan->moved > 0) static_cast<void>(other.own_.Cut());
   other.NoteGrown(0);

@@ -19,6 +19,7 @@
 #include "runtime/prefix/prefetcher.h"
 #include "runtime/prefix/prepared_prefix.h"
 #include "runtime/rates/measured_rates.h"
+#include "runtime/retention/scorer_shelf.h"
 #include "runtime/step/step_engine.h"
 #include "runtime/work/scratch.h"
 #include "runtime/work/thread_pool.h"
@@ -55,6 +56,7 @@ struct SessionServices {
   MeasuredRates& rates;
   SessionStore store = {};            // set before the first session attaches
   OwnMover* mover = nullptr;          // likewise
+  ScorerShelf* scorers = nullptr;     // likewise
   std::atomic<uint32_t> live_ids{0};  // the next id of a moved token, from a random one on
   std::atomic<uint64_t> open{0}, attached{0}, stepped{0};  // now; since the start; steps
   OpenedHere opened = {};  // a child of fork() has none of the threads

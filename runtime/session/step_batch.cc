@@ -149,6 +149,13 @@ void StepBatch(SessionServices& services, std::span<StepRequest> requests) {
     info.k = std::max(info.k, task.k);
     info.k_per_head.push_back(task.k);
   }
+  for (size_t t = 0; t < call.tasks.size(); ++t) {
+    const GroupTask& task = call.tasks[t];
+    const StepRequest& request = requests[of_task[t]];
+    if (!request.append || !request.status.ok()) continue;
+    static_cast<SessionImpl*>(request.session)
+        ->NoteQueries(*task.plan, task.head, task.own.size(), task.q);
+  }
   for (size_t r = 0; r < growths.size(); ++r) {
     if (!requests[r].status.ok() || !requests[r].append) continue;
     growths[r].Commit();

@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "index/search/key_index.h"
+#include "runtime/retention/scores.h"
 
 namespace prefixd {
 namespace {
 
 constexpr uint32_t kMostBlock = 256, kMostDilation = 16;
 constexpr uint32_t kMostReach = 64, kLeastPrefetchMib = 4, kMostPrefetchMib = 65536;
+constexpr uint32_t kMostRetained = 4096;
 
 Status CheckSharing(const StepPolicy& policy) {
   const StepPolicy::Sharing& sharing = policy.sharing;
@@ -68,6 +70,15 @@ Status CheckPrefetch(const RuntimeOptions& options, const StepPolicy& policy) {
   return {};
 }
 
+Status CheckRetain(const StepPolicy::Retain& retain) {
+  if (retain.tokens > kMostRetained) {
+    return InvalidArgument("retain.tokens is at most " + std::to_string(kMostRetained) +
+                           " of each KV head, not " + std::to_string(retain.tokens));
+  }
+  const auto by = RetentionPolicyFromName(retain.by);
+  return by.ok() ? Status() : InvalidArgument("retain.by: " + by.error().message);
+}
+
 // The scan estimator needs the scores of all keys under each query.
 Status CheckScan(const EstimatorVariant& estimator, const StepPolicy& policy) {
   if (estimator.kind != EstimatorKind::kScan || !policy.sharing.on()) {
@@ -94,6 +105,7 @@ Status CheckPolicy(const RuntimeOptions& options, const StepPolicy& policy) {
     return InvalidArgument("no selector named '" + policy.selector +
                            "'; use auto, exact, codes or ivf");
   }
+  PREFIXD_TRY(CheckRetain(policy.retain));
   PREFIXD_TRY(CheckSharing(policy));
   return CheckPrefetch(options, policy);
 }

@@ -11,6 +11,8 @@
 #include "prefixd/policy.h"
 #include "runtime/prefix/prefetcher.h"
 #include "runtime/prefix/prepared_prefix.h"
+#include "runtime/retention/scorer_shelf.h"
+#include "runtime/step/retained_tokens.h"
 #include "runtime/step/shared_sets.h"
 
 namespace prefixd {
@@ -39,6 +41,10 @@ struct SessionPlan : std::enable_shared_from_this<SessionPlan> {
   // How many own tokens of the session the prefix ends with, and what keeps them stored.
   uint32_t moved = 0;
   std::shared_ptr<const void> moved_name;
+  // Those of them whose rows stay in memory; null: none.
+  std::shared_ptr<const RetainedTokens> retained;
+  // What policy.retain ranks by, if by trained scorers.
+  std::shared_ptr<const ShelvedScorers> scorers;
 };
 
 // Makes a plan and loads the summaries that the policy needs; physical reads are added to `reads`

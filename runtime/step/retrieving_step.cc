@@ -42,7 +42,19 @@ RetrievingStep::RetrievingStep(const StepParts& parts, GroupTask& task)
       head_(plan_.policy.mode == StepMode::kRetrieve ? plan_.heads[task.head] : kNoHead),
       retrieves_(Retrieves(task)),
       row_(prefix_.row(task.head)),
-      scratch_(parts.scratch.Acquire()) {}
+      scratch_(parts.scratch.Acquire()),
+      retained_(Retained()) {}
+
+TokenRange RetrievingStep::Retained() const {
+  if (!plan_.retained || plan_.policy.mode != StepMode::kRetrieve) return {};
+  return plan_.retained->In(task_.head, prefix_.partition().mid);
+}
+
+std::span<const uint32_t> RetrievingStep::RetainedIds() const {
+  if (retained_.size() == 0) return {};
+  return std::span(plan_.retained->heads[task_.head].tokens)
+      .subspan(retained_.begin, retained_.size());
+}
 
 std::optional<GroupSearch> RetrievingStep::Search() {
   if (!retrieves_ || task_.shared) return std::nullopt;
@@ -53,25 +65,34 @@ std::optional<GroupSearch> RetrievingStep::Search() {
 
 Status RetrievingStep::Read(Result<Selection> found, RetrievedRows& retrieved,
                             storage::ReadStats& reads) {
-  std::span<const std::byte> selected_keys;
   if (task_.shared) {
+    scratch_->found_keys.clear();
     selection_.ids = task_.shared->ids;
     task_.ledger.selections += 1;
     if (task_.shared->rows) kept_ = task_.shared->rows->Get();
-  } else {
+  } else if (retrieves_) {
     PREFIXD_ASSIGN(selection_, std::move(found));
-    selected_keys = scratch_->found_keys;
   }
   if (kept_) {
     rows_ = kept_->view(row_);
-  } else {
+  } else if (retrieves_) {
+    LeaveOut(RetainedIds(), row_.key_bytes(), selection_.ids, scratch_->found_keys);
     StageTimer timer(task_.ledger.read_ns);
-    PREFIXD_TRY(retrieved.Read(prefix_, task_.head, selection_.ids, selected_keys, reads));
+    PREFIXD_TRY(retrieved.Read(prefix_, task_.head, selection_.ids, scratch_->found_keys, reads));
     rows_ = retrieved.rows(row_);
   }
   if (plan_.ahead) task_.retrieved = selection_.ids;
-  if (plan_.shared) Share();
+  if (plan_.shared && retrieves_) Share();
+  if (retained_.size() > 0) Join();
   return {};
+}
+
+// Puts the retained tokens among those that were read.
+void RetrievingStep::Join() {
+  JoinRetained(plan_.retained->heads[task_.head], retained_, row_, rows_, selection_.ids,
+               scratch_->joined);
+  rows_ = ScatteredRows(scratch_->joined, row_);
+  retrieved_scores_ = {};  // of fewer rows
 }
 
 // Computes the cuts of a shared set, or keeps this step's set for later steps.
@@ -89,8 +110,9 @@ void RetrievingStep::Share() {
     if (copy) task_.shared->rows->Put(std::move(copy));
     return;
   }
-  plan_.shared->Keep(task_.head, task_.q,
-                     SetToShare(plan_, task_.head, selection_.ids, selection_.cuts, scores));
+  RetrievedSet set = SetToShare(plan_, task_.head, selection_.ids, selection_.cuts, scores);
+  LeaveOut(RetainedIds(), set.ids);  // where they are neighbours
+  plan_.shared->Keep(task_.head, task_.q, std::move(set));
 }
 
 // Scores the rows that were read, and copies them into `copy` if it is not null.
@@ -129,7 +151,9 @@ Status RetrievingStep::Finish(Result<Selection> found) {
     PREFIXD_ASSIGN(anchors, prefix_.Anchors(task_.head, &reads));
   }
   RetrievedRows retrieved(scratch_->retrieved);
-  if (retrieves_) PREFIXD_TRY(Read(std::move(found), retrieved, reads));
+  if (retrieves_ || retained_.size() > 0) {
+    PREFIXD_TRY(Read(std::move(found), retrieved, reads));
+  }
 
   GroupStepInput in;
   in.queries = task_.q;
@@ -166,7 +190,8 @@ Status RetrievingStep::Finish(Result<Selection> found) {
         parts_.compute.Step(in, {task_.y, task_.lse, rho_z}, plan_.weak_from_this().lock()));
   }
   ledger.anchor_tokens += prefix_.partition().anchor_count();
-  ledger.retrieved_tokens += selection_.ids.size();
+  ledger.retrieved_tokens += selection_.ids.size() - retained_.size();
+  ledger.retained_tokens += retained_.size();
   ledger.charged_summary_tokens += head_.summary_tokens;
   if (in.features.data) {
     const uint64_t bytes = selection_.ids.size() * in.features.stride;
@@ -179,7 +204,8 @@ Status RetrievingStep::Finish(Result<Selection> found) {
     return storage::RowsBytes(prefix_.stored().parts(), row_, tokens);
   };
   ledger.logical_bytes += stored_bytes(prefix_.partition().sink) +
-                          stored_bytes(prefix_.partition().tail) + stored_bytes(selection_.ids);
+                          stored_bytes(prefix_.partition().tail) + stored_bytes(selection_.ids) -
+                          stored_bytes(RetainedIds());
   for (float share : rho_z) ledger.rho_z_sum += in.merge_estimate ? share : 0;
   ledger.rho_z_count += group;
   Tell(plan_, in, task_.lse, rho_z, task_);

@@ -29,9 +29,13 @@ class RetrievingStep {
   Status Finish(Result<Selection> found);
 
  private:
+  // The places of retained tokens in their head's lists.
+  TokenRange Retained() const;
+  std::span<const uint32_t> RetainedIds() const;
   bool scans() const { return head_.estimator.kind == EstimatorKind::kScan; }
   Status Read(Result<Selection> found, RetrievedRows& retrieved, storage::ReadStats& reads);
   void Share();
+  void Join();
   void ScoreRead(std::span<float> scores, GatheredRows* copy);
 
   const StepParts& parts_;
@@ -42,7 +46,8 @@ class RetrievingStep {
   const bool retrieves_;
   const RowShape row_;
   const ScratchPool::Lease scratch_;
-  Selection selection_;
+  const TokenRange retained_;
+  Selection selection_;                       // in the end with those that are retained
   RowsView rows_;                             // rows of selection_
   std::shared_ptr<const GatheredRows> kept_;  // an earlier step's copy that holds rows_
   std::vector<float> scores_;

@@ -17,6 +17,7 @@
 #include "runtime/prefix/prepared_cache.h"
 #include "runtime/prefix/selector_memory.h"
 #include "runtime/rates/measured_rates.h"
+#include "runtime/retention/scorer_shelf.h"
 #include "runtime/session/own_mover.h"
 #include "runtime/session/session_services.h"
 #include "runtime/step/step_engine.h"
@@ -44,6 +45,7 @@ struct Core {
         scratch(memory),
         models(storage.get(), {o.max_models, o.max_models_bytes}, memory->Shared()),
         selector_memory(o.selector_memory_bytes),
+        scorers(o.scorers, memory->Shared()),
         index_preloader(WorkPriority::kStep,
                         [](PreparedPrefix& prefix, index::IndexKind kind, size_t head,
                            const std::atomic<bool>&) { return prefix.PreloadIndex(head, kind); }),
@@ -73,6 +75,7 @@ struct Core {
   ScratchPool scratch;
   ModelRegistry models;
   SelectorMemory selector_memory;
+  ScorerShelf scorers;
   Preloader index_preloader, key_preloader;
   Prefetcher prefetcher;
   const DerivedContext derived;

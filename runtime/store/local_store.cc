@@ -345,6 +345,7 @@ Result<std::unique_ptr<LocalStore>> LocalStore::Open(const RuntimeOptions& optio
     return removed;
   });
   core->services.mover = core->mover.get();
+  core->services.scorers = &core->scorers;
   PREFIXD_TRY(core->models.LoadAll());
   LoadRates(core->options.dir, core->rates);
   core->ingest = std::make_unique<SegmentQueue>(

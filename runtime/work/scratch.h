@@ -23,6 +23,7 @@ struct Scratch {
   std::vector<std::byte> rows;        // runs of rows read for one head
   storage::RowViews retrieved;        // rows that a step retrieved
   std::vector<std::byte> found_keys;  // keys that a selection read
+  std::vector<RowRef> joined;         // rows read, and others that are in memory
   std::vector<float> queries;         // one group's queries, gathered
   std::vector<float> y, lse, rho_z, scores;
   index::SearchScratch search;
@@ -40,7 +41,8 @@ struct Scratch {
     const auto sum = [](const auto&... buffers) {
       return (uint64_t{0} + ... + (buffers.capacity() * sizeof(buffers.front())));
     };
-    return sum(rows, retrieved.rows, retrieved.own, found_keys, queries, y, lse, rho_z, scores) +
+    return sum(rows, retrieved.rows, retrieved.own, found_keys, joined, queries, y, lse, rho_z,
+               scores) +
            sum(search.code_scores, search.picked, search.block_means, search.ranks, search.raised,
                search.sampled, search.scores, search.ids, search.found, search.listed, search.marks,
                search.refs, search.keys) +

@@ -131,6 +131,8 @@ TEST_P(ClientRefusals, ArgumentsOfSessions) {
        [](auto&, auto& s) {
          return s.SetPolicy({.estimator = EstimatorKind::kScan, .k = 8, .sharing = {.block = 4}});
        }},
+      {"policy: retain", kArgument,
+       [](auto&, auto& s) { return s.SetPolicy({.k = 8, .retain = {.tokens = 8, .by = "lru"}}); }},
       {"policy: prefetch", kArgument,
        [](auto&, auto& s) { return s.SetPolicy({.k = 8, .prefetch = {.forward = 1000}}); }},
       {"policy: fixed head", kArgument,

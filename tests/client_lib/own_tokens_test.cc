@@ -167,6 +167,41 @@ TEST_P(OwnTokens, LongAnswersTakeBoundedMemory) {
   EXPECT_EQ(own_bytes(), 0u);
 }
 
+// A policy decides which of the moved tokens stay in memory; steps that have the rest retrieved are
+// exact, and read none of those.
+TEST_P(OwnTokens, RetainedTokensAreAttendedToInMemory) {
+  Put(*client_);
+  const StepPolicy policy = {
+      .estimator = EstimatorKind::kNone, .k = 1u << 20, .retain = {.tokens = 50, .by = "local"}};
+  const auto mine = Attach(*client_, policy, 256),
+             theirs = Attach(*reference_, {.mode = StepMode::kFull});
+  ASSERT_TRUE(mine && theirs);
+  const uint64_t seed = Seed("OwnRetained");
+  for (uint32_t r = 0; r < 6 && !HasFailure(); ++r) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      AppendBoth(*mine, *theirs, layer, 150, seed + 10 * r + layer);
+      StepBoth(*mine, *theirs, layer, seed + 10 * r + 2 + layer);
+    }
+    const auto moved = [&] {
+      const SessionReport report = *mine->report();
+      return report.own_tokens <= report.own_moved + 256;
+    };
+    for (int i = 0; i < 30000 && !moved(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ASSERT_TRUE(moved());
+  }
+  const SessionReport report = *mine->report();
+  EXPECT_EQ(report.own_retained, 50u);
+  EXPECT_GT(report.total.retained_tokens, 0u);
+  EXPECT_EQ(mine->policy().retain, policy.retain);
+  StepPolicy without = policy;
+  without.retain.tokens = 0;
+  ASSERT_TRUE(mine->SetPolicy(without).ok());
+  EXPECT_EQ(mine->report()->own_retained, 0u);
+  StepBoth(*mine, *theirs, 0, seed + 100);
+}
+
 TEST_P(OwnTokens, BoundedSessionsRefuseWhatIsOfThePrefixAlone) {
   Put(*client_);
   const auto mine = Attach(*client_, {.k = 8}, 256), theirs = Attach(*reference_, {.k = 8}, 256);

@@ -153,7 +153,7 @@ TEST_F(OperateTest, CompressesAPrefix) {
   const Finished show = Run({"prefixes", "show", prefix_, "--tenant", "team-a"});
   EXPECT_NE(show.out.find(" saved"), std::string::npos) << show.out;
   EXPECT_EQ(Run(compress).code, 1);
-  EXPECT_EQ(Run({"prefixes", "compress", prefix_, "--policy", "h2o"}).code, 2);
+  EXPECT_EQ(Run({"prefixes", "compress", prefix_, "--policy", "lru"}).code, 2);
 }
 
 TEST_F(OperateTest, MakesKeysAndEncryptsWithThem) {

@@ -43,7 +43,7 @@ TEST(StepFrame, LiesAsDescribed) {
   std::array<std::byte, 80> bytes{};
   EncodeStepHeader({1, 256, 1000, 50}, std::span(bytes).first<kStepHeaderBytes>());
   EncodeStepEntry(entry, std::span(bytes).last<kStepEntryBytes>());
-  const std::array<uint32_t, 20> want = {3, 0, 1,  256, 1000, 50,  0, 0, 7, 0,
+  const std::array<uint32_t, 20> want = {4, 0, 1,  256, 1000, 50,  0, 0, 7, 0,
                                          3, 1, 20, 10,  2,    100, 2, 1, 0, 0};
   EXPECT_EQ(std::memcmp(bytes.data(), want.data(), sizeof(want)), 0);
 }

@@ -64,6 +64,7 @@ TEST(Codec, PoliciesOfEveryKind) {
       p.k = 0;
       p.adaptive = p.report_missing = true;
       p.spread = false;
+      p.retain = {.tokens = 300, .by = "gkv"};
       p.fixed = {{1, 2, e}, {3, 0, EstimatorKind::kNone}};
       EXPECT_EQ(RoundTrip(p), p);
     }

@@ -54,7 +54,7 @@ def test_a_session_says_nothing_old_and_hides_no_error(served: Daemon) -> None:
         for session in (asked, unasked):
             with pytest.raises(prefixd.Unavailable):
                 session.report()
-            for number in ("own_tokens", "own_moved"):
+            for number in ("own_tokens", "own_moved", "own_retained"):
                 with pytest.raises(prefixd.Unavailable):
                     getattr(session, number)
         # What ended the block is what its caller sees.

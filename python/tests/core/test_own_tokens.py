@@ -95,6 +95,36 @@ def test_own_tokens_beyond_a_bound_move_to_the_store(store: prefixd.Store) -> No
             session.step(0, prompt.q[0])
 
 
+def test_a_policy_keeps_some_of_them_in_memory(store: prefixd.Store) -> None:
+    prompt = Prompt()
+    prompt.put(store)
+    rng = np.random.default_rng(10)
+    rows = rng.standard_normal((2, 900, KV_HEADS, DIM), np.float32)
+    with pytest.raises(prefixd.InvalidArgument, match="retain.by.*there is no retention policy 'lru'"):
+        store.attach("m", prompt.tokens, policy=prefixd.Policy(retain={"tokens": 8, "by": "lru"}))
+    # Whatever is not retained is retrieved.
+    policy = prefixd.Policy(k=1 << 20, estimator="none", retain={"tokens": 30, "by": "local"})
+    with (
+        store.attach("m", prompt.tokens, policy=FULL) as whole,
+        store.attach("m", prompt.tokens, policy=policy, own_memory_tokens=256) as session,
+    ):
+        assert session.policy["retain"] == {"tokens": 30, "by": "local"}
+        for layer in range(LAYERS):
+            for s in (whole, session):
+                s.append(layer, rows[0], rows[1])
+        deadline = time.monotonic() + 30
+        while session.own_retained < 30 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert session.own_retained == 30
+        for layer in range(LAYERS):
+            want = whole.step_append(layer, prompt.q[0], rows[0, 5], rows[1, 5])
+            got = session.step_append(layer, prompt.q[0], rows[0, 5], rows[1, 5])
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-5)
+        total = session.report()["total"]
+        assert total["retained_tokens"] == 30 * KV_HEADS * LAYERS
+
+
 def test_a_session_persists_them_and_goes_on(store: prefixd.Store) -> None:
     prompt = Prompt()
     prompt.put(store)

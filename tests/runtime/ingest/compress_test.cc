@@ -8,10 +8,10 @@
 #include "attention/step/step.h"
 #include "index/ranking/group_ranking.h"
 #include "prefixd/compress.h"
-#include "runtime/ingest/redundancy.h"
-#include "runtime/ingest/retention.h"
+#include "runtime/retention/redundancy.h"
+#include "runtime/retention/scores.h"
 #include "tensors/feature_map_file.h"
-#include "tests/runtime/ingest/scorers_file.h"
+#include "tests/runtime/retention/scorers_file.h"
 #include "tests/runtime/runtime_fixture.h"
 
 namespace prefixd::testing {
@@ -301,7 +301,7 @@ TEST_F(CompressTest, PoliciesThatNeedQueriesAreRefusedWithoutThem) {
     spec.policy = policy;
     EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kFailedPrecondition);
   }
-  spec.policy = "h2o";
+  spec.policy = "lru";
   EXPECT_CODE(store_->Compress(id, spec, nullptr), Code::kInvalidArgument);
   spec.policy = "window";
   spec.max_error = 0.1;

@@ -1,13 +1,13 @@
 // Tests KVpop's scorers against their formulas in float64, and what is refused as a file of them.
-#include "runtime/ingest/token_scorer.h"
+#include "runtime/retention/token_scorer.h"
 
 #include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "runtime/ingest/scorer_file.h"
-#include "tests/runtime/ingest/scorers_file.h"
+#include "runtime/retention/scorer_file.h"
+#include "tests/runtime/retention/scorers_file.h"
 #include "tests/support/files.h"
 #include "tests/support/layered_model.h"
 #include "tests/support/seed.h"

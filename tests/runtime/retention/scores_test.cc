@@ -1,5 +1,5 @@
 // Tests retention policies against what they are defined to be, in the simplest words.
-#include "runtime/ingest/retention.h"
+#include "runtime/retention/scores.h"
 
 #include <gtest/gtest.h>
 
@@ -108,7 +108,7 @@ TEST_F(RetentionTest, WindowKeepsTheNewest) {
   const auto scores = RetentionScores(RetentionPolicy::kWindow, kRegion, {});
   EXPECT_EQ(HighestScored(scores, kRegion, 3), (std::vector<uint32_t>{41, 42, 43}));
   EXPECT_EQ(HighestScored(scores, kRegion, 100).size(), kRegion.size());
-  EXPECT_CODE(RetentionPolicyFromName("h2o"), Code::kInvalidArgument);
+  EXPECT_CODE(RetentionPolicyFromName("lru"), Code::kInvalidArgument);
   EXPECT_EQ(*RetentionPolicyFromName("gkv"), RetentionPolicy::kGkv);
   EXPECT_EQ(*RetentionPolicyFromName("global"), RetentionPolicy::kGlobal);
 }

@@ -1,4 +1,4 @@
-#include "runtime/ingest/token_scorer.h"
+#include "runtime/retention/token_scorer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -19,7 +19,7 @@
 
 #include "prefixd/model.h"
 #include "prefixd/result.h"
-#include "runtime/ingest/token_scorer.h"
+#include "runtime/retention/token_scorer.h"
 #include "tensors/safetensors.h"
 
 namespace prefixd {

@@ -1,4 +1,4 @@
-#include "runtime/ingest/scorer_file.h"
+#include "runtime/retention/scorer_file.h"
 
 #include <charconv>
 #include <cmath>

@@ -46,7 +46,8 @@ struct TokenScorer {
 
 // Returns what orders the tokens of `region` under every later query: score less position times
 // log_decay. Tokens of the window at the end of `rows` come before all others. rows: of all tokens
-// from 0 on, of a shape whose key and value make the scorer's width.
+// from 0 on, or of those that are left of them, of a shape whose key and value make the scorer's
+// width.
 std::vector<double> TokenPriorities(const TokenScorer& scorer, const RowsView& rows,
                                     TokenRange region);
 

@@ -1,4 +1,4 @@
-#include "runtime/ingest/redundancy.h"
+#include "runtime/retention/redundancy.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Tests G-KV's redundancy against its formula in float64.
-#include "runtime/ingest/redundancy.h"
+#include "runtime/retention/redundancy.h"
 
 #include <gtest/gtest.h>
 
