@@ -112,14 +112,16 @@ class Bench:
               f"{'tokens':>8} {'ms: p50':>9} {'p99':>9} {'process':>9} {'daemon':>9} {'own rows':>9} {'moved':>9}"
               "   (MiB)", flush=True)
         watch = Watch(store, self.daemon, args.every)
-        policy = prefixd.Policy(k=args.k, own_window=args.window)
+        retain = {"tokens": args.retain, "by": args.by}
+        policy = prefixd.Policy(k=args.k, own_window=args.window, retain=retain)
         with splice.cache(self.prompt, policy=policy, store=False) as cache:
             self.model.generate(self.prompt, past_key_values=cache, do_sample=True, max_new_tokens=args.tokens,
                                 streamer=watch)
             kinds = {kind["kind"]: kind["bytes"] for kind in store.stats()["memory_kinds"]}
         peers = [self.framework(args.prompt + n) for n in self.marks()]
         return {"run": self.facts, "prompt": args.prompt, "tokens": args.tokens,
-                "window": args.window, "k": args.k, "tier_mib": args.tier_mib, "selector_mib": args.selector_mib,
+                "window": args.window, "k": args.k, "retain": args.retain, "by": args.by,
+                "tier_mib": args.tier_mib, "selector_mib": args.selector_mib,
                 "kinds": kinds, "rows": watch.rows, "framework": peers,
                 "ratios": self.ratios(watch.rows, peers)}
 
@@ -167,6 +169,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens to generate")
     parser.add_argument("--window", type=int, default=256, help="own tokens whose rows the process keeps")
     parser.add_argument("--k", type=int, default=64, help="tokens that a step retrieves")
+    parser.add_argument("--retain", type=int, default=0, help="moved tokens that each KV head keeps in memory")
+    parser.add_argument("--by", default="local", help="the retention policy that chooses them")
     parser.add_argument("--every", type=int, default=500, help="tokens between two looks")
     parser.add_argument("--peer-steps", type=int, default=12, help="tokens timed behind the framework's own cache")
     parser.add_argument("--tier-mib", type=int, default=64, help="the daemon's host tier")
