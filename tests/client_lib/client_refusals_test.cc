@@ -73,11 +73,11 @@ TEST_P(ClientRefusals, ArgumentsOfSessions) {
        }},
       {"layer: head", kArgument,
        [&](auto&, auto& s) {
-         return Layer(s, {0, {0, 4}, 2}, 8, 8);
+         return Layer(s, {0, {0, 4}, {2}}, 8, 8);
        }},
       {"layer: heads", kArgument,
        [&](auto&, auto& s) {
-         return Layer(s, {0, {0, 4}, 1, 2}, 8, 8);
+         return Layer(s, {0, {0, 4}, {1, 2}}, 8, 8);
        }},
       {"layer: range", kArgument,
        [&](auto&, auto& s) {
