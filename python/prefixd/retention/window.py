@@ -1,4 +1,4 @@
-"""Sinks and a window (StreamingLLM): the first tokens and the newest ones. It is what prefixd keeps in
+"""Sinks and a window (StreamingLLM): the first tokens and the newest ones. It is what prefixd by itself keeps in
 memory of a session's own tokens (docs/decisions/053)."""
 
 from __future__ import annotations
